@@ -2,6 +2,7 @@
 
     FrazilError
     ├── ConfigError           change the configuration or the machine; nothing was started (exit 2)
+    │   └── SqlError          the same of an SQL statement, with line, column and the line itself
     ├── Retryable             goes away by itself; tried again, bounded (exit 75)
     │   ├── Conflict          another writer of the table was first
     │   └── Unavailable       a broker, registry, catalog or store does not answer
@@ -81,6 +82,20 @@ class ConfigError(FrazilError):
         self.message = f"{self._fact} ({place})"
         self.args = (self.message,)
         return self
+
+
+class SqlError(ConfigError):
+    """`excerpt`: the line at fault, and a caret below the column; secrets in it are masked."""
+
+    def __init__(
+        self, message: str, *, hint: str = "", path: tuple[str, ...] = (), excerpt: str = ""
+    ) -> None:
+        super().__init__(message, hint=hint, path=path)
+        self.excerpt = excerpt
+
+    def __str__(self) -> str:
+        hint = f"hint: {self.hint}" if self.hint else ""
+        return "\n".join(filter(None, (self.message, self.excerpt, hint)))
 
 
 class Retryable(FrazilError):

@@ -65,7 +65,7 @@ def test_an_error_survives_pickling(kind: type[FrazilError]):
 
 
 def test_the_exit_code_says_whether_a_person_is_needed():
-    special = {"FrazilError": 1, "ConfigError": 2, "NotProven": 3, "Fenced": 4}
+    special = {"FrazilError": 1, "ConfigError": 2, "SqlError": 2, "NotProven": 3, "Fenced": 4}
     for name, kind in OURS.items():
         again = issubclass(kind, (Retryable, CommitStateUnknown))
         assert kind.exit_code == special.get(name, 75 if again else 5), name

@@ -18,6 +18,7 @@ from frazil.cli.signals import StopSignal
 from frazil.config import model as configs
 from frazil.config.environment import overlay
 from frazil.config.model import Config
+from frazil.config.origins import Origins
 from frazil.errors import ConfigError
 from frazil.render import Report, json_values, output, show
 
@@ -50,16 +51,30 @@ offsets_app = typer.Typer(
 app.add_typer(offsets_app, name="offsets")
 
 
+def load_config(path: str | Path) -> Config:
+    """The config of a TOML file, or of the only sink of a file of SQL statements."""
+    return traced_config(path)[0]
+
+
+def traced_config(path: str | Path) -> tuple[Config, Origins]:
+    """The config, and the origin of each setting."""
+    if Path(path).suffix != ".sql":
+        return configs.traced(path)
+    from frazil.sql.definitions import config_of_file
+
+    return config_of_file(path)
+
+
 def config_argument(text: str) -> Any:
-    return typer.Argument(parser=lambda path: configs.load(path), help=text)
+    return typer.Argument(parser=load_config, help=text)
 
 
-ConfigFile = Annotated[Config, config_argument("The sink's TOML file.")]
+ConfigFile = Annotated[Config, config_argument("The sink's file: TOML, or SQL.")]
 ConfigPath = Annotated[Path, typer.Argument(help="The sink's TOML file.")]
 Target = Annotated[
     str,
     typer.Argument(
-        metavar="TABLE|CONFIG", help="A sink's TOML file, or a table's name with --catalog."
+        metavar="TABLE|CONFIG", help="A sink's TOML or SQL file, or a table's name with --catalog."
     ),
 ]
 Catalog = Annotated[
@@ -130,7 +145,7 @@ def table_opener(config: Config, spark: bool | None) -> Any:
 def is_config(target: str) -> bool:
     """Whether it is a config file; else a table name, possibly too long or odd for a path."""
     try:
-        return Path(target).suffix == ".toml" or Path(target).is_file()
+        return Path(target).suffix in (".toml", ".sql") or Path(target).is_file()
     except (OSError, ValueError):
         return False
 

@@ -46,16 +46,17 @@ try:  # Ctrl-C this early is a normal stop: nothing was begun
         dlq_app,
         index_app,
         is_config,
+        load_config,
         offsets_app,
         print_report,
         progress,
         spark_session,
         stop,
         table_opener,
+        traced_config,
     )
     from frazil.cli.signals import end_children
     from frazil.config import explain as explanation
-    from frazil.config import model as configs
     from frazil.config.model import Config
     from frazil.config.units import duration
     from frazil.errors import ConfigError, FrazilError, counted, from_traceback
@@ -141,7 +142,7 @@ def run(
     from frazil.cli.run import RunCommand, with_metrics
     from frazil.monitoring.of_config import observers_of
 
-    config = with_metrics(configs.load(paths[0]), metrics)
+    config = with_metrics(load_config(paths[0]), metrics)
     running = RunCommand(config, progress, observers_of(config))
     running.stream(spark_session(config), stop, until_caught_up)
     return running
@@ -176,7 +177,7 @@ def audit(
 
     gc.disable()  # a short process: each collection would walk up to 100,000 snapshots
     if is_config(target):
-        config = configs.load(target)
+        config = load_config(target)
         limits = evidence.AuditLimits(max_lag, duration(max_age) if max_age else None)
         return evidence.of_config(
             config,
@@ -251,7 +252,7 @@ def locate(
         raise ConfigError(f"cannot look for topic {topic!r}: expected a name that Kafka may have")
     where = Partition(topic, partition)
     if is_config(target):
-        config = configs.load(target)
+        config = load_config(target)
         return locate.of_sink(config, table_opener(config, spark), where, offset, table)
     config = catalog_config(target, catalog)
     opened = table_opener(config, spark)
@@ -362,7 +363,7 @@ def selftest(
 @command(config_app)
 def explain(config: Annotated[Path, typer.Argument(help="TOML file.")]) -> Report:
     """The path that the data takes, and why; every setting in effect, and where it comes from."""
-    return explanation.explain(*configs.traced(config))
+    return explanation.explain(*traced_config(config))
 
 
 @command(dlq_app, "list")
@@ -511,7 +512,7 @@ def _require_reason(did: str, reason: str, yes: bool) -> None:
 def _decide(path: Path, wanted: Any, reason: str, by: str, yes: bool) -> Report:
     from frazil.ops import offsets
 
-    config = configs.load(path)
+    config = load_config(path)
     _require_reason(wanted.did, reason, yes)
     spark = spark_session(config)
     plan = offsets.preview(config, spark, wanted, path)

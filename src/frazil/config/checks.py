@@ -24,7 +24,7 @@ from frazil.config.sections import (
     MetricsConfig,
     TransformConfig,
 )
-from frazil.config.settings import REFERENCE, SECRET
+from frazil.config.settings import SECRET, is_reference
 from frazil.config.table_checks import check_tables
 from frazil.config.units import address, duration, size
 from frazil.errors import ConfigError
@@ -355,7 +355,7 @@ def _refuse_what_breaks_the_promise(config: ConfigSections) -> None:
     }
     for section, settings in sections.items():
         for key, value in settings.items():
-            if SECRET.search(key) and not REFERENCE.match(value):
+            if SECRET.search(key) and not is_reference(key, value):
                 raise ConfigError(
                     f"cannot take [{section}] {key}: a secret stands in the config; "
                     "expected env:NAME or file:PATH",

@@ -14,7 +14,7 @@ from typing import Any
 from frazil.config import origins
 from frazil.config.checked_section import check_section
 from frazil.config.messages import within
-from frazil.config.settings import REFERENCE, SECRET, settings_of
+from frazil.config.settings import SECRET, is_reference, settings_of
 from frazil.errors import ConfigError
 
 
@@ -71,7 +71,7 @@ def overlay(
         )
         where[key] = _listed(name, environ[name]) if key in lists else environ[name]
         passed = section in ("kafka", "catalog", "spark", "registry")
-        if passed and SECRET.search(key) and not REFERENCE.match(environ[name]):
+        if passed and SECRET.search(key) and not is_reference(key, environ[name]):
             where[key] = f"env:{name}"  # a secret may be in the environment
         if places is not None:
             places[".".join((*path, key))] = f"environment variable {name}"

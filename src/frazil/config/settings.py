@@ -2,7 +2,8 @@
 in them.
 
 In: nested tables of a TOML file, or dicts. Out: `Settings`, flat texts whose repr masks secrets. A
-secret is never a value in the file: it is `env:NAME` or `file:PATH`, resolved where it is used.
+secret is never a value in the file: it is `env:NAME` or `file:PATH`, resolved where it is used; as
+part of a pair of name and secret, `NAME:env:PASSWORD`.
 """
 
 from __future__ import annotations
@@ -23,6 +24,9 @@ SECRET = re.compile(
 )
 #: A reference to a secret.
 REFERENCE = re.compile(r"(env|file):.")
+#: Keys whose value is a name and a secret, with a colon between them: `NAME:env:PASSWORD`.
+_PAIR = re.compile(r"(^|\.)credential$|user\.info$")
+_PAIR_REFERENCE = re.compile(r"(?!env:|file:)([^:\s]+):((env|file):.+)")
 
 
 class Settings(dict[str, str]):
@@ -36,7 +40,14 @@ class Settings(dict[str, str]):
         return {key: resolve(key, value) for key, value in self.items()}
 
 
+def is_reference(key: str, value: str) -> bool:
+    """Whether a secret is named by this value, and does not stand in it."""
+    return bool(REFERENCE.match(value) or (_PAIR.search(key) and _PAIR_REFERENCE.match(value)))
+
+
 def resolve(key: str, value: str) -> str:
+    if _PAIR.search(key) and (pair := _PAIR_REFERENCE.fullmatch(value)):
+        return f"{pair[1]}:{resolve(key, pair[2])}"
     kind, _, name = value.partition(":")
     if kind == "env":
         if name not in os.environ:

@@ -1,0 +1,395 @@
+"""Trees of the grammar → statements.
+
+In: a text. Out: its statements, with the place of each. Raises `SqlError` for what the grammar
+allows and no statement can mean: an unknown option, a clause that stands twice, a secret as a text.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from lark import Token, Tree
+
+from frazil.config.settings import REFERENCE
+from frazil.sql import options as reading
+from frazil.sql.connections import connection_options
+from frazil.sql.option_names import SAID
+from frazil.sql.options import first, identifier
+from frazil.sql.parser import parse
+from frazil.sql.source_text import SourceText
+from frazil.sql.statements import (
+    Alter,
+    Command,
+    Connection,
+    Create,
+    Definition,
+    Drop,
+    Key,
+    Option,
+    Place,
+    RouteClause,
+    Secret,
+    Setting,
+    SinkStatement,
+    SourceClause,
+    Statement,
+    TableClause,
+    View,
+)
+
+#: As in `[sink] id`.
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,99}")
+_COMMANDS = {"start_sink": "start", "stop_sink": "stop"}
+
+
+def read_statements(text: str, name: str = "statement") -> list[Statement]:
+    """`name`: of the file, for errors."""
+    source = SourceText(name, text)
+    return [_statement(source, tree, Place(source, raw.start)) for raw, tree in parse(source)]
+
+
+def _statement(source: SourceText, tree: Tree[Token], place: Place) -> Statement:
+    kind = tree.data
+    if kind == "create":
+        *replace, created = trees(tree)
+        parts = trees(created)
+        return Create(
+            _BUILDERS[created.data](source, created, place),
+            replace=bool(replace),
+            if_not_exists=any(part.data == "if_not_exists" for part in parts),
+            place=place,
+        )
+    parts = trees(tree)
+    if kind.startswith("alter"):
+        return _alter(source, tree, place)
+    if kind == "drop":
+        exists = any(part.data == "if_exists" for part in parts)
+        return Drop(_key(source, parts[0], parts[-1]), exists, place)
+    if kind.startswith("show_") and kind != "show_create":
+        return Command("show", kind.removeprefix("show_"), place=place)
+    if kind == "show_create":
+        return Command("show create", *_key(source, parts[0], parts[1]), place=place)
+    of = "connection" if kind == "validate" else "sink"
+    return Command(_COMMANDS.get(kind, kind), of, _name(source, parts[0]), place)
+
+
+def trees(tree: Tree[Token]) -> list[Tree[Token]]:
+    return [child for child in tree.children if isinstance(child, Tree)]
+
+
+def _key(source: SourceText, kind: Tree[Token], name: Tree[Token]) -> Key:
+    return kind.data.removeprefix("a_"), _name(source, name)
+
+
+def _name(source: SourceText, tree: Tree[Token]) -> str:
+    token = tree.children[0]
+    name = identifier(token)
+    if not _NAME.fullmatch(name):
+        raise source.error(
+            first(token), "expected a name of 1 to 100 letters, digits, dots, dashes, underscores"
+        )
+    return name
+
+
+def _named(source: SourceText, tree: Tree[Token], kind: str = "name") -> str:
+    """The name in a clause, or in this one of its trees."""
+    return _name(source, next(part for part in trees(tree) if part.data == kind))
+
+
+def _text(tree: Tree[Token]) -> str:
+    """`'shop.orders'` or `shop.orders`."""
+    (child,) = tree.children
+    return path_text(child) if isinstance(child, Tree) else str(child)
+
+
+def path_text(tree: Tree[Token]) -> str:
+    return ".".join(map(str, tree.children))
+
+
+def _secret(source: SourceText, tree: Tree[Token], place: Place) -> Definition:
+    reference = tree.children[-1]
+    assert isinstance(reference, Token)
+    if not REFERENCE.match(reference):
+        raise source.error(
+            first(reference),
+            "the secret itself stands in the statement; expected 'env:NAME' or 'file:PATH'",
+            hint="put it into a variable or a file; definitions hold no secrets",
+        )
+    return Secret(_named(source, tree), str(reference), place)
+
+
+def _connection(source: SourceText, tree: Tree[Token], place: Place) -> Definition:
+    *_, kind, options = trees(tree)
+    name = kind.data.removesuffix("_connection")
+    given = connection_options(name, reading.raw_options(source, options))
+    return Connection(_named(source, tree), name, given, place)
+
+
+def _view(source: SourceText, tree: Tree[Token], place: Place) -> Definition:
+    queries = [str(child) for child in tree.children if isinstance(child, Token)]
+    (kafka,) = (part for part in trees(tree) if part.data == "kafka")
+    tail = queries[1] if len(queries) > 1 else ""
+    return View(
+        _named(source, tree), queries[0].lstrip(), _kafka(source, kafka), tail.rstrip(), place
+    )
+
+
+def _kafka(source: SourceText, tree: Tree[Token]) -> SourceClause:
+    name, options, *clauses = trees(tree)
+    place = Place(source, first(name))
+
+    def allowed(setting: Setting) -> bool:
+        return setting not in SAID - {("sink", "topics"), ("sink", "topic_pattern")}
+
+    raw = list(reading.raw_options(source, options))
+    topics = [o for o in raw if o.words and o.words[0].upper() == "TOPIC" and len(o.words) == 1]
+    made = reading.settings(iter([o for o in raw if o not in topics]), ("sink",), allowed=allowed)
+    if topics:
+        values = [text for o in topics for text in _texts_of(o)]
+        if ("sink", "topics") in made:
+            raise topics[0].error("expected TOPIC or TOPICS, found both")
+        made["sink", "topics"] = Option(values, topics[0].value_place)
+    registry = ""
+    for clause in clauses:
+        if clause.data == "envelope":
+            token = clause.children[0]
+            made["route", "envelope"] = Option(str(token).lower(), Place(source, first(token)))
+        else:
+            registry = _format(source, clause, made)
+    return SourceClause(_name(source, name), made, registry, place)
+
+
+def _texts_of(option: reading.RawOption) -> list[str]:
+    if isinstance(option.value, list):
+        return list(map(str, option.value))
+    if not isinstance(option.value, str):
+        raise option.error("expected TOPIC and a name in single quotes")
+    return [option.value]
+
+
+def _format(source: SourceText, tree: Tree[Token], made: dict[Setting, Option]) -> str:
+    """Adds the settings of `[decode]`; returns the name of the registry's connection."""
+    word = tree.children[0]
+    kind, registry = str(word).lower(), ""
+    for part in trees(tree):
+        if part.data == "options":
+            made |= reading.settings(reading.raw_options(source, part), ("decode",))
+        elif part.data == "from_registry":
+            registry = _named(source, part)
+        else:
+            file = part.children[0]
+            made["decode", "schema"] = Option(str(file), Place(source, first(file)))
+        if part.data in ("from_registry", "from_confluent_file"):
+            kind = f"confluent-{kind}"
+    made["decode", "format"] = Option(kind, Place(source, first(word)))
+    return registry
+
+
+def _sink(source: SourceText, tree: Tree[Token], place: Place) -> Definition:
+    parts = [part for part in trees(tree) if part.data != "if_not_exists"]
+    name, read, catalog, *clauses = parts
+    fields: dict[str, Any] = {"options": {}, "tables": [], "routes": []}
+    given: set[str] = set()
+    for clause in sorted(clauses, key=lambda clause: clause.data.startswith("route")):
+        kind = clause.data
+        if kind in given and kind not in ("route", "route_by"):
+            shown = _CLAUSES.get(kind, kind).upper()
+            at = first(clause) or place.at
+            raise source.error(at, f"the clause {shown} stands here twice")
+        given.add(kind)
+        _CLAUSE_BUILDERS[kind](source, clause, fields)
+    if not fields["tables"]:
+        raise source.error(place.at, "the sink has no table; expected TABLE 'name'")
+    return SinkStatement(
+        name=_name(source, name),
+        source=_kafka(source, read) if read.data == "kafka" else _named(source, read),
+        catalog=_name(source, catalog),
+        named_at={
+            part.data: Place(source, first(part))
+            for part in (read, *clauses)
+            if part.data in _NAMED
+        }
+        | {"catalog": Place(source, first(catalog))},
+        tables=tuple(fields.pop("tables")),
+        routes=tuple(fields.pop("routes")),
+        place=place,
+        **fields,
+    )
+
+
+_NAMED = ("view_name", "aws")
+_CLAUSES = {
+    "add_tables": "table",
+    "partition_by": "partition by",
+    "dead_letters": "dead letters table",
+    "with_options": "with",
+    "options": "(namespace …)",
+    "aws": "using aws connection",
+}
+
+
+def _tables(source: SourceText, tree: Tree[Token]) -> list[TableClause]:
+    made = []
+    for table in trees(tree):
+        text, *options = trees(table)
+        settings = reading.settings(
+            (raw for part in options for raw in reading.raw_options(source, part)), ("table",)
+        )
+        made.append(TableClause(_text(text), settings, Place(source, first(text))))
+    return made
+
+
+def _add_tables(source: SourceText, clause: Tree[Token], fields: dict[str, Any]) -> None:
+    fields["tables"] += _tables(source, trees(clause)[0])
+
+
+def _target(source: SourceText, clause: Tree[Token], fields: dict[str, Any]) -> None:
+    """`(NAMESPACE = 'shop', TABLE = 'orders')` behind the catalog."""
+    for option in reading.raw_options(source, clause):
+        words = " ".join(option.words).upper()
+        if words not in ("NAMESPACE", "TABLE") or not isinstance(option.value, str):
+            raise option.error("expected NAMESPACE = 'name' or TABLE = 'name'")
+        if words == "NAMESPACE":
+            fields["namespace"] = option.value
+        else:
+            fields["tables"].append(TableClause(option.value, {}, option.value_place))
+
+
+def _option(
+    section: str, key: str, value: Any, source: SourceText, node: Any, fields: dict[str, Any]
+) -> None:
+    setting, place = (section, key), Place(source, first(node))
+    if setting in fields["options"]:
+        raise source.error(place.at, f"{key.replace('_', ' ').upper()} stands here twice")
+    fields["options"][setting] = Option(value, place)
+
+
+def _list_clause(source: SourceText, clause: Tree[Token], fields: dict[str, Any]) -> None:
+    items = trees(clause)[0]
+    _option("table", clause.data, reading.texts(source, items), source, clause, fields)
+
+
+def _mode(source: SourceText, clause: Tree[Token], fields: dict[str, Any]) -> None:
+    word = clause.children[0]
+    _option("table", "mode", str(word).lower(), source, word, fields)
+
+
+def _dead_letters(source: SourceText, clause: Tree[Token], fields: dict[str, Any]) -> None:
+    (text,) = trees(clause)
+    _option("dead_letters", "table", _text(text), source, text, fields)
+
+
+def _with(source: SourceText, clause: Tree[Token], fields: dict[str, Any]) -> None:
+    raw = reading.raw_options(source, trees(clause)[0])
+    for setting, option in reading.settings(raw, ("sink", "table")).items():
+        if setting in fields["options"]:
+            assert option.place
+            shown = setting[1].replace("_", " ").upper()
+            raise source.error(option.place.at, f"{shown} stands here twice")
+        fields["options"][setting] = option
+
+
+def _namespace(source: SourceText, clause: Tree[Token], fields: dict[str, Any]) -> None:
+    fields["namespace"] = _text(trees(clause)[0])
+
+
+def _aws(source: SourceText, clause: Tree[Token], fields: dict[str, Any]) -> None:
+    fields["aws"] = _named(source, clause)
+
+
+def _route(source: SourceText, clause: Tree[Token], fields: dict[str, Any]) -> None:
+    settings: dict[Setting, Option] = {}
+    tables: list[TableClause] = []
+    action, otherwise, place = "tables", False, Place(source, first(clause))
+    for part in trees(clause):
+        if part.data == "options":
+            settings |= reading.settings(reading.raw_options(source, part), ("route",))
+        elif part.data == "when":
+            _conditions(source, part, settings)
+        elif part.data == "otherwise":
+            otherwise = True
+        elif part.data == "to_tables":
+            tables = _tables(source, trees(part)[0])
+        else:
+            action = part.data
+    if clause.data == "route_by":
+        word = clause.children[-1]
+        settings["route", "python"] = Option(str(word), Place(source, first(word)))
+        action = "python"
+    if action == "reject" and not (otherwise and fields["routes"]):
+        raise source.error(
+            place.at,
+            "only what no ROUTE before it takes can be rejected; expected ROUTE ELSE REJECT",
+        )
+    known = {table.name for table in fields["tables"]}
+    for table in tables:
+        if table.name not in known:
+            fields["tables"].append(table)
+        elif table.options:
+            assert table.place
+            raise source.error(table.place.at, f"the options of {table.name!r} stand here twice")
+    names = tuple(table.name for table in tables)
+    fields["routes"].append(RouteClause(settings, names, action, otherwise, place))
+
+
+def _conditions(source: SourceText, tree: Tree[Token], made: dict[Setting, Option]) -> None:
+    for condition in trees(tree):
+        head, *rest = condition.children
+        if condition.data == "with_values":
+            assert isinstance(head, Tree)
+            key = "header" if head.data == "header" else "field"
+            name = head.children[0]
+            text = path_text(name) if isinstance(name, Tree) else str(name)
+            values = [_literal(node) for node in rest]
+            pairs = [(key, text, head), *([("values", values, rest[0])] if values else [])]
+        elif condition.data == "of_pattern":
+            pairs = [("pattern", str(head), head)]
+        else:
+            pairs = [("topics", list(map(str, condition.children)), head)]
+        for key, value, node in pairs:
+            if ("route", key) in made:
+                raise source.error(
+                    first(node),
+                    "a ROUTE takes one condition on the topic and one "
+                    "on a field or header; expected another ROUTE",
+                )
+            made["route", key] = Option(value, Place(source, first(node)))
+
+
+def _literal(node: Any) -> str:
+    return str(node.children[0]) if node.children else str(node.data)
+
+
+def _alter(source: SourceText, tree: Tree[Token], place: Place) -> Statement:
+    parts = trees(tree)
+    names = {part.data: part for part in parts}
+    kind = parts[0].data.removeprefix("a_")
+    removing = tree.data == "alter_reset"
+    raw = reading.raw_options(source, names["options"])
+    table = _text(trees(names["of_table"])[0]) if "of_table" in names else ""
+    options: Any = list(raw)
+    if kind == "sink":
+        scopes = ("table",) if table else ("sink", "table")
+        options = reading.settings(iter(options), scopes, removing=removing)
+    elif table:
+        raise source.error(place.at, "a connection has no tables")
+    return Alter(
+        (kind, _named(source, tree)), options, "if_exists" in names, table, removing, place
+    )
+
+
+_BUILDERS = {"secret": _secret, "connection": _connection, "view": _view, "sink": _sink}
+_CLAUSE_BUILDERS = {
+    "options": _target,
+    "aws": _aws,
+    "namespace": _namespace,
+    "add_tables": _add_tables,
+    "key": _list_clause,
+    "partition_by": _list_clause,
+    "mode": _mode,
+    "route": _route,
+    "route_by": _route,
+    "dead_letters": _dead_letters,
+    "with_options": _with,
+}

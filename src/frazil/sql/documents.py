@@ -1,0 +1,251 @@
+"""Definitions → the document of a sink's config, as a TOML file would have it.
+
+In: all definitions, and the name of a sink. Out: the document, and where each setting of it stands
+in SQL. `frazil.config.model.from_document` makes the config of it, with its checks: SQL and TOML
+cannot differ in what they mean.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from typing import Any, TypeVar, cast
+
+from frazil.config.messages import nearest
+from frazil.config.settings import SECRET
+from frazil.errors import SqlError
+from frazil.sql import connections
+from frazil.sql.option_names import sections
+from frazil.sql.statements import (
+    Connection,
+    Definition,
+    Key,
+    Option,
+    Place,
+    RouteClause,
+    Secret,
+    SecretName,
+    Setting,
+    Settings,
+    SinkStatement,
+    SourceClause,
+    View,
+)
+
+Objects = Mapping[Key, Definition]
+#: Setting, joined by dots → its place.
+Places = dict[str, Place]
+T = TypeVar("T", bound=Definition)
+
+
+def refusal(place: Place | None, fact: str, *, hint: str = "") -> SqlError:
+    assert place is not None
+    return place.source.error(place.at, fact, hint=hint)
+
+
+def named(objects: Objects, kind: type[T], name: str, place: Place | None) -> T:
+    """The definition of this kind and name."""
+    key = (kind.KIND, name)
+    if key not in objects:
+        names = [other for of, other in objects if of == kind.KIND]
+        known = nearest(name, names) if names else ""
+        raise refusal(place, f"there is no {kind.KIND} {name}{known}")
+    return cast(T, objects[key])
+
+
+def connection(objects: Objects, name: str, kind: str, place: Place | None) -> Connection:
+    made = named(objects, Connection, name, place)
+    if made.type != kind:
+        words, actual = connections.TYPES[kind][0], connections.TYPES[made.type][0]
+        raise refusal(place, f"connection {name} is one to {actual}; expected one to {words}")
+    return made
+
+
+class Document:
+    """The document under construction, and the places of its settings."""
+
+    def __init__(self, objects: Objects, sink: SinkStatement) -> None:
+        self.objects = objects
+        self.sink = sink
+        self.content: dict[str, Any] = {"sink": {"id": sink.name}}
+        self.places: Places = {}
+        if sink.place:
+            self.places |= dict.fromkeys(("sink", "sink.id", "table", "route"), sink.place)
+
+    def put(self, setting: Setting, option: Option, *, number: int | None = None) -> None:
+        """`number`: of the table or route."""
+        section, key = setting
+        path = section.split(".")
+        where = self.content
+        if number is not None:
+            where, path = where[path[0]][number], path[1:]
+        for part in path:
+            where = where.setdefault(part, {})
+        where[key] = self._text(key, option)
+        if option.place:
+            lead = [section.split(".")[0], str(number)] if number is not None else []
+            self.places[".".join([*lead, *path, key])] = option.place
+
+    def _text(self, key: str, option: Option) -> Any:
+        value = option.value
+        if not isinstance(value, SecretName):
+            return value
+        secret = named(self.objects, Secret, value.name, option.place)
+        if secret.reference.startswith("file:") and not SECRET.search(key):
+            raise refusal(
+                option.place,
+                f"{key} is no secret to Frazil, and a file is read only for one; expected text, or "
+                "a secret AS 'env:NAME'",
+            )
+        return secret.reference
+
+    def resolved(self, key: str, option: Option) -> str:
+        value = self._text(key, option)
+        return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def document(objects: Objects, sink: SinkStatement) -> tuple[dict[str, Any], Places]:
+    made = Document(objects, sink)
+    source = _source(made)
+    made.content["kafka"] = _passed(made, source.connection, "kafka", "kafka", source.place)
+    if source.registry:
+        registry = _passed(made, source.registry, "registry", "decode.registry", source.place)
+        made.content["decode"] = {"registry": registry}
+    made.content["catalog"] = _catalog(made)
+    for setting, option in source.options.items():
+        if setting[0] != "route":
+            made.put(setting, option)
+    _tables(made)
+    for setting, option in made.sink.options.items():
+        if not _of_table(setting):
+            made.put(setting, option)
+    _routes(made, source)
+    return made.content, made.places
+
+
+def _of_table(setting: Setting) -> bool:
+    return sections()[setting[0].split(".")[0]].several
+
+
+def _source(made: Document) -> SourceClause:
+    source = made.sink.source
+    if not isinstance(source, str):
+        return source
+    view = named(made.objects, View, source, made.sink.named_at.get("view_name"))
+    query = query_of(view)
+    if query:
+        _refuse_keyed(made.sink, view)
+        made.content["transform"] = {"sql": query}
+        if view.place:
+            made.places["transform"] = made.places["transform.sql"] = view.place
+    return view.source
+
+
+_EVERYTHING = re.compile(r"SELECT\s*\*\s*FROM\s*", re.IGNORECASE)
+
+
+def query_of(view: View) -> str:
+    """The query for Spark over the view `stream`; empty: all columns of all records."""
+    if not view.tail.strip() and _EVERYTHING.fullmatch(view.head):
+        return ""
+    return f"{view.head}stream{view.tail}"
+
+
+def _refuse_keyed(sink: SinkStatement, view: View) -> None:
+    """Rows of a query have neither Kafka's keys nor its order."""
+    modes = [sink.options.get(("table", "mode"))]
+    modes += [table.options.get(("table", "mode")) for table in sink.tables]
+    for mode in modes:
+        if mode and mode.value != "append":
+            raise refusal(
+                mode.place or sink.place,
+                f"view {view.name} is a query for Spark, and its rows cannot be written in mode "
+                f"{mode.value}: they carry no Kafka key and no order of changes, by which rows are "
+                "replaced; expected MODE APPEND, or a sink without the query",
+                hint="with a watermark, GROUP BY window(…) gives each window once, in MODE APPEND",
+            )
+
+
+def _passed(
+    made: Document, name: str, kind: str, section: str, place: Place | None
+) -> dict[str, str]:
+    """The properties of a connection."""
+    given = connection(made.objects, name, kind, place)
+    if given.place:
+        made.places[section] = given.place
+    for key, option in given.options.items():
+        if option.place:
+            made.places[f"{section}.{key}"] = option.place
+    return connections.properties(given, made.resolved)
+
+
+def _catalog(made: Document) -> dict[str, str]:
+    sink = made.sink
+    place = sink.named_at.get("catalog", sink.place)
+    properties = _passed(made, sink.catalog, "catalog", "catalog", place)
+    given = connection(made.objects, sink.catalog, "catalog", place)
+    used = given.options.get("aws-connection")
+    names = {used.value.text.lower() if used else "", sink.aws} - {""}
+    if len(names) > 1:
+        first, second = sorted(names)
+        raise refusal(sink.place, f"two AWS connections are named: {first} and {second}")
+    for name in names:
+        at = used.place if used else sink.named_at.get("aws", sink.place)
+        aws = connection(made.objects, name, "aws", at)
+        properties = connections.aws_properties(aws, properties, made.resolved)
+    return {"name": given.name, **properties}
+
+
+def _tables(made: Document) -> None:
+    sink = made.sink
+    made.content["table"] = []
+    shared = {setting: option for setting, option in sink.options.items() if _of_table(setting)}
+    for number, table in enumerate(sink.tables):
+        made.content["table"].append({"name": qualified(sink, table.name)})
+        if table.place:
+            made.places[f"table.{number}"] = made.places[f"table.{number}.name"] = table.place
+        for setting, option in {**shared, **table.options}.items():
+            made.put(setting, option, number=number)
+    dead = sink.options.get(("dead_letters", "table"))
+    if dead:
+        name = Option(qualified(sink, str(dead.value)), dead.place)
+        options: Settings = {**sink.options, ("dead_letters", "table"): name}
+        made.sink = dataclasses.replace(sink, options=options)
+
+
+def qualified(sink: SinkStatement, name: str) -> str:
+    return name if "." in name or not sink.namespace else f"{sink.namespace}.{name}"
+
+
+def _routes(made: Document, source: SourceClause) -> None:
+    sink = made.sink
+    envelope = source.options.get(("route", "envelope"))
+    routes = list(sink.routes)
+    if not routes and not envelope:
+        return
+    if not (routes and _last(routes[-1])):
+        routes.append(RouteClause({}, (sink.tables[0].name,), otherwise=True, place=sink.place))
+    made.content["route"] = []
+    for route in routes:
+        if route.action == "reject":  # no rule matches: the record is rejected
+            continue
+        number = len(made.content["route"])
+        content: dict[str, Any] = {}
+        made.content["route"].append(content)
+        if route.place:
+            made.places[f"route.{number}"] = route.place
+        if envelope and route.action != "skip":
+            made.put(("route", "envelope"), envelope, number=number)
+        for setting, option in route.options.items():
+            made.put(setting, option, number=number)
+        if route.tables:
+            content["to"] = [qualified(sink, name) for name in route.tables]
+        if route.action == "skip":
+            content["skip"] = True
+
+
+def _last(route: RouteClause) -> bool:
+    """Whether every record that comes to this rule is decided by it."""
+    conditions = {key for _, key in route.options} & {"topics", "pattern", "field", "header"}
+    return route.otherwise or not conditions
