@@ -137,6 +137,10 @@ class Registry:
     """A schema registry of a few schemas. `gate`: ids whose answer waits until it is opened."""
 
     def __init__(self, **schemas: dict[str, Any]) -> None:
+        #: subject → id
+        self.subjects: dict[str, int] = {}
+        #: the status of every answer, if not 200
+        self.status = 200
         self.schemas = {int(key.removeprefix("id")): value for key, value in schemas.items()}
         self.shut: set[int] = set()
         self.gate = threading.Event()
@@ -145,6 +149,8 @@ class Registry:
 
         class Answers(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
+                if self.path.split("?")[0] == "/subjects":
+                    return self.answer(registry.status, [*registry.subjects])
                 number = int(self.path.split("?")[0].rsplit("/", 1)[-1])
                 registry.asked.append(number)
                 if number in registry.shut:
@@ -153,8 +159,11 @@ class Registry:
                 body: dict[str, Any] = {"error_code": 40403, "message": "Schema not found"}
                 if schema is not None:
                     body = {"schema": json.dumps(schema)}
+                self.answer(404 if schema is None else 200, body)
+
+            def answer(self, status: int, body: Any) -> None:
                 raw = json.dumps(body).encode()
-                self.send_response(404 if schema is None else 200)
+                self.send_response(status)
                 self.send_header("Content-Type", "application/json")
                 self.send_header("Content-Length", str(len(raw)))
                 self.end_headers()

@@ -6,6 +6,7 @@ import json
 import threading
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from frazil.config.every_error import every_error
@@ -16,6 +17,8 @@ from frazil.iceberg.planned_table import PlannedCatalog, updated
 from frazil.iceberg.table import SchemaUpdate
 from frazil.ops.check import Check, CheckOptions, setting_of, side_by_side
 from frazil.ops.findings import AREAS, CheckFinding, CheckReport
+from frazil.ops.new_config import Wishes, new_config, write_new
+from frazil.ops.topic_sample import TopicSample, _Shape
 
 TEN = """[sink]
 id = "bad id!"
@@ -209,3 +212,88 @@ def test_an_error_of_a_start_leads_to_the_setting_that_it_quotes(tmp_path: Path)
     assert setting_of(config, error) == ("table", "0", "partition_by")
     assert setting_of(config, Fatal("cannot change table a.b: x")) == ("table", "0", "name")
     assert setting_of(config, Fatal("cannot go on")) == ()
+
+
+def wishes(*tables: str, **sections: dict[str, str]) -> Wishes:
+    kafka = {"bootstrap.servers": "b:1", **sections.get("kafka", {})}
+    catalog = sections.get("catalog", {"type": "hadoop", "warehouse": "/x"})
+    return Wishes(kafka, sections.get("registry", {}), catalog, "s", tables or ("a.b",))
+
+
+COLUMNS = pa.schema([pa.field("id", pa.int64()), pa.field("at", pa.timestamp("us", "UTC"))])
+
+
+@pytest.mark.parametrize(
+    ("sample", "expected"),
+    [
+        ({}, {"mode": "append", "partition_by": ["day(at)"], "event_time": "at"}),
+        ({"columns": pa.schema([])}, {"mode": "append", "partition_by": ["day(_timestamp)"]}),
+        ({"columns": pa.schema([]), "timeless": 3}, {"mode": "append"}),
+        ({"key": ("id",), "tombstones": 1}, {"mode": "upsert", "key": ["id"]}),
+        ({"key": ("id",), "compacted": True}, {"mode": "upsert", "key": ["id"]}),
+        ({"key": ("id",), "debezium": True}, {"mode": "upsert", "key": ["id"]}),
+        ({"compacted": True}, {"mode": "append"}),
+    ],
+)
+def test_a_proposal_follows_from_what_is_in_the_topic(
+    sample: dict[str, object], expected: dict[str, object], tmp_path: Path
+):
+    given = {"columns": COLUMNS, "because": "why", **sample}
+    made = new_config([TopicSample("t", 1, 10, **given)], wishes())  # type: ignore[arg-type]
+    write_new(tmp_path / "a.toml", made.text)
+    [table] = load(tmp_path / "a.toml", {}).tables
+    values = {key: getattr(table, key) for key in expected}
+    assert {k: list(v) if isinstance(v, tuple) else v for k, v in values.items()} == expected
+    assert all(proposal["why"] for proposal in made.proposals)
+    with pytest.raises(ConfigError, match="it is there already"):
+        write_new(tmp_path / "a.toml", made.text)
+
+
+def test_a_new_config_never_has_a_secret(tmp_path: Path):
+    made = new_config(
+        [TopicSample("t", 1, format="confluent-avro", columns=COLUMNS)],
+        wishes(
+            kafka={"sasl.password": "hunter2", "ssl.key.password": "env:MINE"},
+            registry={"url": "http://r", "basic.auth.user.info": "a:hunter2"},
+            catalog={"type": "rest", "uri": "http://c", "credential": "a:hunter2"},
+        ),
+    )
+    assert "hunter2" not in made.text
+    names = ["KAFKA_SASL_PASSWORD", "MINE", "REGISTRY_BASIC_AUTH_USER_INFO", "CATALOG_CREDENTIAL"]
+    assert made.variables == names
+
+
+def test_several_topics_get_a_table_and_a_rule_each(tmp_path: Path):
+    samples = [TopicSample(topic, 1, columns=COLUMNS) for topic in ("a.x", "b-y")]
+    made = new_config(samples, wishes("n.a_x", "n.b_y"))
+    write_new(tmp_path / "a.toml", made.text)
+    config = load(tmp_path / "a.toml", {})
+    assert [(route.topics, route.to) for route in config.routes] == [
+        (("a.x",), ("n.a_x",)),
+        (("b-y",), ("n.b_y",)),
+    ]
+    others = [samples[0], TopicSample("c", 1, format="raw")]
+    with pytest.raises(ConfigError, match="several formats"):
+        new_config(others, wishes("n.a_x", "n.c"))
+
+
+def row(number: int) -> bytes:
+    return json.dumps({"id": number, "name": f"n{number}"}).encode()
+
+
+def test_values_tell_their_format_and_keys_their_columns():
+    shape = _Shape("t", [row(1), row(2)], {})
+    assert (shape.format, shape.debezium, shape.columns.names) == ("json", False, ["id", "name"])
+    assert shape.key([b"1", b"2"]) == (("id",), "text")
+    assert shape.key([b"n1", b"n2"]) == (("name",), "text")
+    assert shape.key([b'{"id": 1}', b'{"id": 2}']) == (("id",), "json")
+    assert shape.key([b"1", None]) == shape.key([b"x", b"y"]) == ((), "")
+    change = {"payload": {"op": "c", "before": None, "after": {"id": 1}}, "schema": {}}
+    shape = _Shape("t", [json.dumps(change).encode()], {})
+    assert (shape.format, shape.debezium, shape.columns.names) == ("json", True, ["id"])
+    key = json.dumps({"schema": {}, "payload": {"id": 1}}).encode()
+    assert shape.key([key]) == (("id",), "json")
+    assert _Shape("t", [b"\xff\xfe", b"{"], {}).format == "raw"
+    assert "guess" in _Shape("t", [], {}).because
+    with pytest.raises(ConfigError, match="no registry is given"):
+        _Shape("t", [b"\0\0\0\0\1\2"], {})

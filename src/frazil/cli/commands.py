@@ -19,7 +19,8 @@ from typing import Annotated, Any
 try:  # Ctrl-C this early is a normal stop: nothing was begun
     import typer
 
-    from frazil.cli import preflight as _preflight  # noqa: F401  its commands register themselves
+    from frazil.cli import init as _init  # noqa: F401  commands register themselves
+    from frazil.cli import preflight as _preflight  # noqa: F401
     from frazil.cli.app import (
         Branch,
         By,

@@ -1,4 +1,4 @@
-"""`frazil check`, `frazil plan` and `frazil init`: before a sink runs."""
+"""`frazil check` and `frazil plan`: before a sink runs."""
 
 from __future__ import annotations
 

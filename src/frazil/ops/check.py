@@ -42,6 +42,9 @@ _PARTITIONS, _RECORDS = 16, 100
 _JAVA = 17
 
 Findings = list[CheckFinding]
+#: Kinds of rejected records that are about the format, and about the rules.
+_READING, _ROUTING = ("null", "header", "datum", "json", "limit", "schema"), ("route", "name")
+_FORMAT = ("decode", "format")
 
 
 @dataclass(frozen=True)
@@ -177,7 +180,11 @@ def newest_records(config: Config, plan: StartPlan) -> Findings:
     """The newest records of the topics, through the pipeline as the tables will be."""
     if plan.batch_tables is None:
         return []
-    pipeline = BatchPlans(config, config.kafka.resolved()).plan(plan.batch_tables)
+    plans = BatchPlans(config, config.kafka.resolved())
+    if plans.rules is not None and plans.rules.wants_rows:
+        says = "a rule calls a function, which may end its process: not called by a check"
+        return [CheckFinding("records", "skipped", says)]
+    pipeline = plans.plan(plan.batch_tables)
     pipeline = replace(pipeline, patience=5.0)
     marks = Planner.of(config, None, trusting=True)
     low = marks.watermarks([*plan.ends]).low
@@ -199,16 +206,13 @@ def newest_records(config: Config, plan: StartPlan) -> Findings:
             CheckFinding("records", "warning", "the topics have no records yet: none was decoded")
         ]
     findings = []
-    setting = ("decode", "format") if "decode" in rejected else ("dead_letters", "table")
     for kind, (number, last) in sorted(rejected.items()):
         stops = not config.dead_letters
-        says = (
-            f"{number} of the newest {count} records are rejected, of kind {kind}; the last: {last}"
-        )
+        says = f"{number} of the newest {count} records are rejected ({kind}); the last: {last}"
         hint = "the stream stops at it: set [dead_letters] table" if stops else ""
-        findings.append(
-            CheckFinding("records", "error" if stops else "warning", says, hint, setting)
-        )
+        setting = _FORMAT if kind in _READING else ("route",) if kind in _ROUTING else ()
+        verdict = "error" if stops else "warning"
+        findings.append(CheckFinding("records", verdict, says, hint, setting))
     if needs:
         says = f"newer records need changes of {_named(sorted(needs))}, which the stream makes"
         findings.append(CheckFinding("records", "ok", says))

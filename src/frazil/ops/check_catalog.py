@@ -7,9 +7,7 @@ batches and write its data: written, read back, removed. Without the probe nothi
 
 from __future__ import annotations
 
-import contextlib
 import os
-import sqlite3
 import uuid
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -84,13 +82,6 @@ class CatalogCheck:
                     says = f"tables cannot be made or committed: {target} may not be written to"
                     yield CheckFinding("catalog", "error", says, "", ("catalog", "uri"))
                     return
-            with contextlib.suppress(sqlite3.Error):
-                with contextlib.closing(sqlite3.connect(path, timeout=2)) as connection:
-                    connection.execute("BEGIN IMMEDIATE")  # takes the lock of a writer
-                    connection.rollback()
-                return
-            says = f"{path} is locked by another program"
-            yield CheckFinding("catalog", "warning", says, "commits wait for the lock")
         elif kind != "hadoop" and None in self.tables.values():
             says = f"whether tables may be made cannot be asked of a {kind} catalog"
             yield CheckFinding("catalog", "skipped", says)
