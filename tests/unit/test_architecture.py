@@ -106,7 +106,7 @@ FUNCTION_LINES, MODULE_LINES, METHODS, ATTRIBUTES = 60, 700, 25, 15
 #: Classes that exceed a limit: class → (methods, attributes), and why.
 LARGE = {
     "config.sections.SinkConfig": (0, 21),  # one attribute for each key of [sink]
-    "config.sections.TableConfig": (1, 27),  # one attribute for each key of [[table]]
+    "config.sections.TableConfig": (1, 33),  # one attribute for each key of [[table]]
     "ledger.entry.LedgerEntry": (10, 20),  # one attribute for each key that a snapshot stores
     "ledger.staged_batch.StagedBatch": (4, 16),  # one attribute for each key of a batch record
     "pipeline.table_plan.TablePlan": (6, 17),  # the input of tasks for one table, pickled at once

@@ -107,6 +107,8 @@ class Startup:
         for name, columns in self._source.columns.items():
             # The metadata columns are part of the rows: for the table they are ordinary columns.
             self.schemas.check(name, columns, NO_METADATA)
+        for name, columns in self._source.fixed_columns.items():
+            self.schemas.check_fixed(name, columns)
         with self.explaining_missing_files():
             self._source.check_resumable(
                 lambda: self.recover().reached if entry else StreamPosition()

@@ -15,6 +15,7 @@ from frazil.commit.tables import SinkTable, SinkTables, second_handle
 from frazil.commit.version_files import VersionFiles
 from frazil.config.model import Config
 from frazil.config.sections import TableConfig
+from frazil.config.select import table_selection
 from frazil.config.units import size
 from frazil.errors import ConfigError, IdentityMismatch, SchemaMismatch
 from frazil.files.writer import PARQUET, WriterSpec, check
@@ -26,6 +27,7 @@ from frazil.ledger import index
 from frazil.ledger.tags import filled_by
 from frazil.maintenance.tasks import CREATED_BY
 from frazil.pipeline.evolution import together
+from frazil.pipeline.json_source import with_fixed
 from frazil.pipeline.needs import aliases_of
 from frazil.pipeline.projection import MetadataColumns
 from frazil.pipeline.table_plan import TablePlan
@@ -46,6 +48,16 @@ class TableSchemas:
             self._update(self._tables[name], columns, metadata)(self._tables[name].table.schema)
         else:
             schema.check_fits(columns, self._tables[name].table.schema, metadata, name)
+
+    def check_fixed(self, name: str, fixed: pa.Schema) -> None:
+        """Raises if an existing table cannot have columns of these types. `fixed`: the columns
+        whose types the config says."""
+        if name not in self._tables:
+            return  # it is created with them
+        held = self._tables[name]
+        beside = {field.name for field in held.metadata.fields}
+        own = [c for c in schema.columns_of(held.table.schema) if c.name not in beside]
+        self.check(name, with_fixed(own, fixed), held.metadata)
 
     def create(
         self,
@@ -92,6 +104,9 @@ class TableSchemas:
         self, name: str, columns: pa.Schema, metadata: MetadataColumns
     ) -> tuple[str, str, str]:
         config = self._tables.configs.of(name)
+        if selection := table_selection(config):
+            order = sorted(columns, key=lambda column: selection.place(column.name))
+            columns = pa.schema(order, columns.metadata)
         made = schema.iceberg_schema(columns, metadata, config)
         schema.check_order(made, config)
         return (

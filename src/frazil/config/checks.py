@@ -24,6 +24,7 @@ from frazil.config.sections import (
     MetricsConfig,
     TransformConfig,
 )
+from frazil.config.select_checks import check_declared
 from frazil.config.settings import SECRET, is_reference
 from frazil.config.table_checks import check_tables
 from frazil.config.units import address, duration, size
@@ -192,6 +193,7 @@ def check_stream(config: ConfigSections) -> None:
 
 
 def _check_decode(decode: DecodeConfig) -> None:
+    check_declared(decode)
     if decode.format not in FORMATS:
         raise ConfigError(
             f"cannot read [decode] format: {decode.format!r} is unknown"

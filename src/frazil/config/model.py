@@ -287,7 +287,7 @@ def _from(base: Path, section: Mapping[str, Any]) -> dict[str, Any]:
     return given
 
 
-#: Settings of `[sink]` that concern the stream it reads.
+#: Settings of `[sink]` and `[[table]]` that concern the stream that a sink reads, and its records.
 _OF_KAFKA = {
     "topics",
     "topic_pattern",
@@ -297,6 +297,12 @@ _OF_KAFKA = {
     "max_records_per_task",
     "kafka_client",
     "consumer_group",
+    "select",
+    "key_column",
+    "key_column_type",
+    "key_fields_prefix",
+    "headers_column",
+    "headers",
 }
 
 

@@ -39,6 +39,7 @@ EVOLUTION = ("evolve", "reject", "fail")
 MODES = ("append", "upsert", "changelog")
 #: The default placeholder of Debezium's connectors.
 UNAVAILABLE_VALUE = "__debezium_unavailable_value"
+UNDECLARED = ("infer", "drop", "reject")
 KEY_FORMATS = ("confluent-avro", "avro", "json", "text")
 AVAILABLE_NOW = "available-now"
 AUTO = "auto"
@@ -98,14 +99,21 @@ class DecodeConfig(CheckedSection):
     """`[decode]`: how a record's value is decoded into columns."""
 
     format: str = "confluent-avro"
-    #: path of an Avro schema (.avsc); without it Confluent Avro uses the registry
+    #: path of an Avro schema (.avsc); without it Confluent Avro uses the registry. With JSON: the
+    #: columns as an Avro schema or a JSON Schema
     schema: str = ""
+    #: JSON: path of a field → type of its column: {at = "timestamptz", "meta.id" = "long"}
+    columns: dict[str, str] = field(default_factory=dict)
+    #: JSON: what happens to fields that `columns` or `schema` do not declare: infer, drop, reject
+    undeclared: str = "infer"
     #: format of record keys, used to find the row that a record without a value deletes:
     #: confluent-avro, avro, json, or text. By default that of the value if it is JSON or has its
     #: schema in the registry; otherwise text
     key_format: str = ""
     #: path of the key's Avro schema
     key_schema: str = ""
+    #: keys in JSON: path of a field → its type, as `columns`
+    key_columns: dict[str, str] = field(default_factory=dict)
     #: Debezium's `unavailable.value.placeholder`: upsert tables reject a change that contains it.
     #: Empty: it is an ordinary value
     unavailable_value: str = UNAVAILABLE_VALUE
@@ -174,6 +182,19 @@ class TableConfig(CheckedSection):
     schema_evolution: str = "evolve"
     #: most columns, nested ones counted, to which fields of JSON records may extend the table
     max_columns: int = MAX_COLUMNS
+    #: the columns of a row, as the items of a SELECT list: "id", "customer.name as name",
+    #: "mask(email) as email", "* except (ssn)". Empty: all fields of the record's value
+    select: tuple[str, ...] = ()
+    #: column for the record's key; empty: none
+    key_column: str = ""
+    #: what it holds: binary (its bytes), string (UTF-8), struct (its fields, by key_format)
+    key_column_type: str = "binary"
+    #: makes every field of the decoded key a column, its name behind this prefix; empty: none
+    key_fields_prefix: str = ""
+    #: column for all headers, a list of name and value; empty: none
+    headers_column: str = ""
+    #: columns for the text of single headers: column → header
+    headers: dict[str, str] = field(default_factory=dict)
     #: renamed columns: new name → former name, which older records still use
     aliases: dict[str, str] = field(default_factory=dict)
     target_file_size: str = "256MiB"

@@ -21,6 +21,7 @@ from frazil.config.sections import (
     deleted_keys_table,
     replayed,
 )
+from frazil.config.select_checks import check_selects
 from frazil.config.units import ORDER, duration, size, transform_of
 from frazil.errors import ConfigError
 
@@ -65,6 +66,7 @@ def check_tables(config: ConfigSections) -> None:
     for number, table in enumerate(config.tables):
         with within("table", str(number)):
             _check_table(table)
+    check_selects(config)
     _check_dead_letters(config.dead_letters)
     if config.sink.max_tables < len(names):
         raise ConfigError(

@@ -310,6 +310,13 @@ def _row(change: Members, schema: Any) -> tuple[bytes, dict[str, str]]:
     return f"{text[:-1].rstrip()}{',' if row else ''}{more}}}".encode(), kinds
 
 
+def object_of(texts: Mapping[str, str]) -> bytes:
+    """A JSON object whose members have these texts. Half of a surrogate pair becomes bytes that
+    are no UTF-8, which a reader rejects."""
+    body = ",".join(f"{json.dumps(name)}:{text}" for name, text in texts.items())
+    return f"{{{body}}}".encode(errors="surrogatepass")
+
+
 def members(text: str) -> Members:
     """The members of a JSON object, each with its text; the last one of a duplicate name."""
     members: Members = {}

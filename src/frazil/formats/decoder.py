@@ -53,6 +53,10 @@ class RecordFormat:
     registry: Mapping[str, str] = field(default_factory=dict, repr=False)  # holds secrets
     #: Debezium's placeholder for values that a change does not carry; empty: not checked
     unavailable: str = UNAVAILABLE_VALUE
+    #: JSON: the columns that the config declares, and what happens to other fields: infer, drop,
+    #: reject
+    declared: pa.Schema = field(default_factory=lambda: pa.schema([]))
+    undeclared: str = "infer"
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -144,7 +148,12 @@ class Decoder:
         if self._format.kind == "raw":
             return RAW
         if self._format.kind == "json":
-            return infer(value for value in values if value is not None)
+            declared = self._format.declared
+            if self._format.undeclared != "infer":
+                return declared
+            inferred = infer(value for value in values if value is not None)
+            others = [column for column in inferred if column.name not in declared.names]
+            return pa.schema([*declared, *others], declared.metadata)
         ids: Iterable[int | None] = [None]
         if self._format.kind == "confluent-avro" and not self._format.schema:
             heads = {value[:HEADER] for value in values if value is not None}

@@ -86,6 +86,8 @@ class UnexpectedJson(Exception):
 
 
 _RENAMED = b"frazil.renamed"
+#: Metadata of a column whose type the config declares: no value changes it.
+DECLARED = b"frazil.declared"
 
 
 def _wanted_of(value: dict[str, Any], fields: Mapping[str, pa.Field]) -> dict[str, Any]:
@@ -121,6 +123,8 @@ def _wanted(value: Any, column: pa.Field) -> Any:
         return None
     except NotThisShape:
         kind = column.type
+        if DECLARED in (column.metadata or {}):
+            raise
         if pa.types.is_struct(kind) and type(value) is dict:
             return _wanted_of(value, {child.name: child for child in kind}) or None
         if (pa.types.is_list(kind) or pa.types.is_large_list(kind)) and type(value) is list:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import io
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,14 @@ import pyarrow.json as pj
 from frazil.arrow.avro import BLOCK_ROWS, sift
 from frazil.arrow.cast import by_place, project
 from frazil.formats.decode_result import DecodedChunk, UndecodableRecord, kept_positions
-from frazil.formats.json_values import NestedTooDeep, NotThisShape, converter, no_json, parse_json
+from frazil.formats.json_values import (
+    NestedTooDeep,
+    NotThisShape,
+    converter,
+    ignored_fields,
+    no_json,
+    parse_json,
+)
 
 # Secret names, so that a value cannot close its wrapper and forge the tag.
 _BODY = f"v{os.urandom(8).hex()}"
@@ -38,6 +45,7 @@ _FAST = (
     pa.types.is_boolean,
     pa.types.is_string,
     pa.types.is_large_string,
+    pa.types.is_null,
 )
 
 
@@ -48,18 +56,25 @@ def _between() -> list[bytes]:
 
 
 class JsonShape:
-    """Columns, compiled to read JSON objects into them."""
+    """Columns, compiled to read JSON objects into them. Fields that are passed over stand in the
+    metadata (see `json_values.IGNORED`)."""
 
     def __init__(self, schema: pa.Schema) -> None:
         self._schema = schema
         self._struct = pa.struct(list(schema))
-        self._convert = converter(pa.field("", self._struct, nullable=False))
+        self._top = pa.field("", self._struct, nullable=False, metadata=schema.metadata)
+        self._convert = converter(self._top)
         self._plain = [_without_extensions(column.type) for column in schema]
         self._parse: pj.ParseOptions | None = None
         if len(schema) and _fast(self._struct):
             explicit = pa.schema([(_BODY, _loose(self._struct)), (_TAG, pa.int64())])
+            ignored = set(_ignored(self._top))
+            # `ignore` holds for every object of a value. Where only some pass fields over, or some
+            # fields, all are read, and `_check_fields` finds those that must not be there.
+            one_way = {"": "error", "all": "ignore"}.get(next(iter(ignored)), "infer")
+            unexpected = one_way if len(ignored) == 1 else "infer"
             self._parse = pj.ParseOptions(
-                explicit_schema=explicit, unexpected_field_behavior="error"
+                explicit_schema=explicit, unexpected_field_behavior=unexpected
             )
 
     def decode(
@@ -99,7 +114,7 @@ class JsonShape:
             tags = table.column(_TAG).combine_chunks()
             if tags.null_count or not np.array_equal(tags.to_numpy(), np.arange(count)):
                 return None
-            body = _null_checked(_one(table.column(_BODY)), self._struct, nullable=False)
+            body = _null_checked(_one(table.column(_BODY)), self._top)
         except (pa.ArrowException, NotThisShape, UnicodeDecodeError):
             return None
         return pa.Table.from_arrays(
@@ -177,30 +192,56 @@ def _loose(kind: pa.DataType) -> pa.DataType:
     return kind
 
 
-def _null_checked(array: pa.Array, kind: pa.DataType, nullable: bool) -> pa.Array:
+def _ignored(field: pa.Field) -> Iterator[str]:
+    """Of each struct, itself and inner ones: `all`, `some` or nothing, the fields passed over."""
+    kind = field.type
+    if pa.types.is_struct(kind):
+        names = ignored_fields(field.metadata)
+        yield "all" if names is None else "some" if names else ""
+        for child in kind:
+            yield from _ignored(child)
+    elif pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        yield from _ignored(kind.value_field)
+
+
+def _null_checked(array: pa.Array, field: pa.Field, nullable: bool | None = None) -> pa.Array:
     """The array in its real type; raises where the one-by-one reader would reject a row."""
+    kind = field.type
+    nullable = field.nullable if nullable is None else nullable
     if array.offset or (array.null_count and not nullable):
         raise NotThisShape("a value", "null")
     if pa.types.is_struct(kind):
+        _check_fields(array, field)
         children = []
         for i, target in enumerate(kind):
             child = array.field(i)
             if not target.nullable and array.null_count:
                 if child.filter(array.is_valid()).null_count:
                     raise NotThisShape("a value", "null")
-                children.append(_null_checked(child, target.type, nullable=True))
+                children.append(_null_checked(child, target, nullable=True))
             else:
-                children.append(_null_checked(child, target.type, target.nullable))
+                children.append(_null_checked(child, target))
         return pa.Array.from_buffers(kind, len(array), array.buffers()[:1], children=children)
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         buffers = array.buffers()[:2]
         if pa.types.is_large_list(kind):
             wide = np.frombuffer(buffers[1], np.int32, len(array) + 1).astype(np.int64)
             buffers = [buffers[0], pa.py_buffer(wide)]
-        values = _null_checked(array.values, kind.value_type, kind.value_field.nullable)
+        values = _null_checked(array.values, kind.value_field)
         return pa.Array.from_buffers(kind, len(array), buffers, children=[values])
     if pa.types.is_floating(kind) and not pc.all(pc.is_finite(array), min_count=0).as_py():
         raise NotThisShape("a finite number", "another")
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
         array.validate(full=True)  # pyarrow's reader accepts invalid UTF-8
     return array
+
+
+def _check_fields(array: pa.Array, field: pa.Field) -> None:
+    """Every field that was read beyond those of the struct is one that is passed over, or null."""
+    ignored = ignored_fields(field.metadata)
+    if ignored is None:
+        return
+    for i in range(field.type.num_fields, array.type.num_fields):
+        child = array.type.field(i)
+        if child.name not in ignored and array.field(i).null_count < len(array):
+            raise NotThisShape("no such field", "one")

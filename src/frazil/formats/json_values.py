@@ -25,10 +25,15 @@ import numpy as np
 import pyarrow as pa
 
 from frazil.arrow.avro_types import MAX_DEPTH
+from frazil.config.column_types import EPOCH_UNITS
 from frazil.errors import SchemaMismatch
 from frazil.formats.json_inference import MINUS_ZERO
 
 Convert = Callable[[Any], Any]
+#: Metadata of a column: the unit in which a number is a timestamp; and of a struct, or of a schema
+#: for the columns at the top: a list in JSON of the fields that are passed over, or `*` for all
+#: that it does not have.
+EPOCH, IGNORED = b"frazil.epoch", b"frazil.ignored"
 
 
 class NotThisShape(Exception):
@@ -127,7 +132,7 @@ def _compiled(serialized: bytes) -> Convert:
 def _of_type(target: pa.Field) -> Convert:
     kind, types = target.type, pa.types
     if types.is_struct(kind):
-        return _of_struct(kind)
+        return _of_struct(kind, ignored_fields(target.metadata))
     if types.is_list(kind) or types.is_large_list(kind):
         item = converter(kind.value_field)
         return lambda value: [item(element) for element in _must(value, list, "array")]
@@ -164,11 +169,17 @@ def _of_type(target: pa.Field) -> Convert:
     if types.is_date32(kind):
         return _date
     if types.is_timestamp(kind) and kind.unit in ("us", "ns"):
+        unit = (target.metadata or {}).get(EPOCH, b"").decode()
+        if unit:
+            digits = EPOCH_UNITS[unit]
+            return lambda value: _since_1970(value, kind, digits)
         return lambda value: _timestamp(value, kind)
     if types.is_time64(kind):
         return lambda value: _time(value, kind)
     if isinstance(kind, pa.UuidType):
         return _uuid
+    if types.is_null(kind):
+        return lambda value: _must(value, type(None), "nothing")
     if types.is_binary(kind) or types.is_large_binary(kind) or types.is_fixed_size_binary(kind):
         size = kind.byte_width if types.is_fixed_size_binary(kind) else None
         return lambda value: _bytes(value, size)
@@ -178,14 +189,21 @@ def _of_type(target: pa.Field) -> Convert:
     )
 
 
-def _of_struct(kind: pa.StructType) -> Convert:
+def ignored_fields(metadata: Any) -> frozenset[str] | None:
+    """The names of fields that are passed over; None: all that the struct does not have."""
+    names = (metadata or {}).get(IGNORED, b"[]")
+    return None if names == b"*" else frozenset(json.loads(names))
+
+
+def _of_struct(kind: pa.StructType, ignored: frozenset[str] | None) -> Convert:
     fields = [(child.name, converter(child), child.nullable) for child in kind]
     names = {name for name, _, _ in fields}
 
     def convert(value: Any) -> dict[str, Any]:
         _must(value, dict, "object")
-        for name in value:
-            if name not in names and value[name] is not None:  # null is the same as absent
+        unread = () if ignored is None else value.keys() - names - ignored
+        for name in value if unread else ():
+            if name in unread and value[name] is not None:  # null is the same as absent
                 raise NotThisShape("no such field", json_type(value[name]), name)
         row = {}
         name = ""
@@ -311,6 +329,19 @@ def _timestamp(value: Any, kind: pa.TimestampType) -> int:
     if not -(2**63) <= moment < 2**63:
         raise NotThisShape(str(kind), "a moment out of its range")
     return moment
+
+
+def _since_1970(value: Any, kind: pa.TimestampType, digits: int) -> int:
+    """A number of seconds, or of parts of them, as `digits` says; or a timestamp as text."""
+    if type(value) is str:
+        return _timestamp(value, kind)
+    if type(value) not in (int, Decimal):
+        raise NotThisShape("a number since 1970, or a timestamp", json_type(value))
+    ticks = to_decimal(value, pa.decimal128(38, max(0, (6 if kind.unit == "us" else 9) - digits)))
+    moment = ticks.scaleb((6 if kind.unit == "us" else 9) - digits, context=_EXACT)
+    if moment != int(moment) or not -(2**63) <= moment < 2**63:
+        raise NotThisShape(str(kind), "a moment out of its range")
+    return int(moment)
 
 
 def _bytes(value: Any, size: int | None) -> bytes:

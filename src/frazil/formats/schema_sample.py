@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
 
 from frazil.config.model import Config
 from frazil.config.units import duration
-from frazil.errors import ConfigError, Undecodable
+from frazil.errors import ConfigError, SchemaMismatch, Undecodable
+from frazil.formats.declared_columns import declared_columns, marked, schema_file_columns
 from frazil.formats.decoder import Decoder, RecordFormat
 from frazil.kafka.fetch import fetch
 from frazil.offsets import Range
@@ -21,8 +24,20 @@ RECORDS = 200
 
 def format_of(config: Config) -> RecordFormat:
     decode = config.decode
+    text, declared = text_of(decode.schema), pa.schema([])
+    if decode.format == "json":
+        if text:
+            declared = schema_file_columns(decode.schema, text)
+        else:
+            declared = declared_columns(decode.columns)
+        text = ""
     return RecordFormat(
-        decode.format, text_of(decode.schema), decode.registry.resolved(), decode.unavailable_value
+        decode.format,
+        text,
+        decode.registry.resolved(),
+        decode.unavailable_value,
+        marked(declared, decode.undeclared),
+        decode.undeclared,
     )
 
 
@@ -35,7 +50,13 @@ def key_format_of(config: Config) -> RecordFormat | None:
         kind = decode.format if known or decode.format == "json" else "text"
     if kind == "text":
         return None
-    return RecordFormat(kind, text_of(decode.key_schema), decode.registry.resolved())
+    format = RecordFormat(kind, text_of(decode.key_schema), decode.registry.resolved())
+    if kind == "json":
+        # Fields of a key that are not declared are passed over: a key has what its table needs.
+        return replace(format, declared=marked(declared_columns(decode.key_columns), "drop"))
+    with suppress(SchemaMismatch):  # a single value: its keys are rejected where they are read
+        return replace(format, declared=schema_columns(format)) if decode.key_schema else format
+    return format
 
 
 def columns(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -87,6 +88,8 @@ class ChunkWork:
         self.result = ChunkResult()
         #: JSON row → kinds of the columns with a type declared in the envelope's schema
         self.named: dict[bytes, dict[str, str]] = {}
+        #: the decoded keys (see `table_selects`), once a table needs them
+        self.decoded_keys: Any = None
         #: positions of tombstones: for a table that does not exist, and for one that exists
         self.tombstones_without_table: set[int] = set()
         self.tombstones: set[int] = set()

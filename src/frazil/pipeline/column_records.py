@@ -20,7 +20,7 @@ from frazil.formats.decoder import Decoder
 from frazil.kafka.record_batch import Longs, RecordBatches
 from frazil.pipeline.chunk_result import ChunkWork, Rejection, among
 from frazil.pipeline.evolution import Aliases, renamed, together
-from frazil.pipeline.fitting import OP, TableFitter, with_op
+from frazil.pipeline.fitting import OP, TableFitter
 from frazil.pipeline.routing import Route
 from frazil.pipeline.table_plan import LOG, ChunkPlan, TablePlan
 from frazil.pipeline.versions import column_of
@@ -76,8 +76,6 @@ class ColumnRecords(TableFitter):
                     part = (rows, at)
                     if share.envelope and name in self._tables:
                         part = self._deleted(work, name, *part, group.schema_id)
-                    elif self._mode(name) == LOG:
-                        part = (with_op(part[0], "u"), part[1])
                     self._into(work, name, *part, aliases, group.schema_id)
 
     def _undecoded(self, work: ChunkWork, rejected: UndecodableRecord, way: Route | None) -> None:
@@ -116,10 +114,14 @@ class ColumnRecords(TableFitter):
         if not gone.any():
             return rows, at
         index = np.flatnonzero(gone)
-        lacking = [column for column in plan.key if column not in rows.schema.names]
-        if not lacking:
-            orders = column_of(rows, plan.own_order)
-            keys = _with_order(rows.select(plan.key), plan, orders).take(pa.array(index))
+        fields = self._key_fields(name, plan)
+        lacking = [column for column in (fields or {}).values() if column not in rows.schema.names]
+        if fields is None:
+            self._by_kafka_keys(work, name, plan, index if at is None else at[index])
+        elif not lacking:
+            orders = column_of(rows, self._order_path(name, plan))
+            keys = pa.table({column: rows.column(source) for column, source in fields.items()})
+            keys = _with_order(keys, plan, orders).take(pa.array(index))
             where = among(at, index)
             self._fitted(work, name, plan, keys, where, schema_id, work.result.gone)
         else:
@@ -139,11 +141,14 @@ class ColumnRecords(TableFitter):
         """Delete the old keys of rows whose key changed."""
         for name in names:
             plan = self._tables.get(name)
-            if plan is not None and plan.key and name not in work.below:
-                keys, index = debezium.left(rows, plan.key)
+            fields = self._key_fields(name, plan) if plan is not None else None
+            # A change of a key that is Kafka's own is two records.
+            if plan is not None and plan.key and fields and name not in work.below:
+                keys, index = debezium.left(rows, list(fields.values()))
                 if len(index):
+                    keys = pa.table({key: keys.column(source) for key, source in fields.items()})
                     changed = rows.take(pa.array(index))
-                    path = debezium.path_of(plan.own_order)
+                    path = debezium.path_of(self._order_path(name, plan))
                     keys = _with_order(keys, plan, column_of(changed, path))
                     where = among(at, index)
                     self._fitted(work, name, plan, keys, where, schema_id, work.result.left)
@@ -160,6 +165,21 @@ class ColumnRecords(TableFitter):
         """Fit rows of one writer schema into one table, or reject them, or record a need."""
         if name in work.below or not len(rows):
             return
+        if (select := self._selects.plan(name)) is not None:
+            selection = select.selection
+            aliases = {path: olds for path, olds in aliases.items() if selection.passes(_top(path))}
+        for part, where in self._selected(work, name, rows, at, schema_id):
+            self._fit_columns(work, name, part, where, aliases, schema_id)
+
+    def _fit_columns(
+        self,
+        work: ChunkWork,
+        name: str,
+        rows: pa.Table,
+        at: Longs | None,
+        aliases: Aliases,
+        schema_id: int | None,
+    ) -> None:
         plan = self._tables.get(name)
         if plan is None:
             if reason := self._refused.get(name) or self._unmakeable(name, rows.schema):
@@ -187,6 +207,10 @@ class ColumnRecords(TableFitter):
                 [column.with_nullable(True) for column in columns], columns.metadata
             )
         work.result.need(name, columns, aliases)
+
+
+def _top(path: str) -> str:
+    return path.partition(".")[0]
 
 
 def _with_order(keys: pa.Table, plan: TablePlan, orders: Any) -> pa.Table:

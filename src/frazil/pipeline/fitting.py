@@ -16,14 +16,17 @@ import pyarrow as pa
 
 from frazil.errors import SchemaMismatch
 from frazil.files.partition_values import check as check_partition
+from frazil.formats.decode_result import UndecodableRecord
 from frazil.formats.decoder import RecordFormat
 from frazil.formats.unavailable_value import Placeholder, placeholder
 from frazil.kafka.record_batch import Longs
 from frazil.pipeline.chunk_result import ChunkWork, Rejection, among, nth, picked, without_offsets
 from frazil.pipeline.evolution import Aliases, changes, renamed, unmakeable
+from frazil.pipeline.json_source import declared_as
 from frazil.pipeline.projection import differences, project_rows, too_late, why_too_late
 from frazil.pipeline.routing import Route
-from frazil.pipeline.table_plan import UPSERT, ChunkPlan, NewTable, TablePlan
+from frazil.pipeline.table_plan import LOG, UPSERT, ChunkPlan, NewTable, TablePlan
+from frazil.pipeline.table_selects import Reject, TableSelects, value_sources
 from frazil.pipeline.tombstones import KeyDecoder
 from frazil.pipeline.versions import column_of
 
@@ -42,6 +45,7 @@ class TableFitter:
         self._rules = plan.rules
         self._tables = plan.tables
         self._refused = plan.refused
+        self._selects = TableSelects(plan)
 
     # ── routes and settings ──────────────────────────────────────────────────────────────────
 
@@ -95,12 +99,76 @@ class TableFitter:
         columns: pa.Schema | None = None,
     ) -> None:
         """Delete the keys `given`. `columns`: their columns, if they contain more than the key."""
-        rows, index, bad = KeyDecoder(format, columns or plan.key_columns).read(given)
+        if self._key_fields(name, plan) is None:
+            self._by_kafka_keys(work, name, plan, at)
+            return
+        rows, index, bad = self._read_keys(name, plan, format, columns or plan.key_columns, given)
         work.result.reject_all(bad, at, (name,))
-        if plan.log:
-            self._fitted(work, name, plan, with_op(rows, "d"), at[index], None)
-        else:
-            self._fitted(work, name, plan, rows, at[index], None, work.result.gone)
+        self._delete(work, name, plan, rows, at[index])
+
+    def _delete(
+        self, work: ChunkWork, name: str, plan: TablePlan, keys: pa.Table, at: Longs
+    ) -> None:
+        """Delete rows by the columns of their key; in a change log, add a row for each."""
+        if not plan.log:
+            self._fitted(work, name, plan, keys, at, None, work.result.gone)
+            return
+        for part, where in self._beside_keys(work, name, keys, at):
+            self._fitted(work, name, plan, with_op(part, "d"), where, None)
+
+    def _by_kafka_keys(self, work: ChunkWork, name: str, plan: TablePlan, at: Longs) -> None:
+        """Delete the rows of records whose key columns are selected from their Kafka key."""
+        names = plan.key or plan.log
+        for keys, where in self._selects.keys(work, name, at, self._unselected(work, name), names):
+            self._delete(work, name, plan, keys, np.arange(len(keys)) if where is None else where)
+
+    def _beside_keys(
+        self, work: ChunkWork, name: str, keys: pa.Table, at: Longs
+    ) -> Iterator[tuple[pa.Table, Longs]]:
+        """Deletes with the columns that a select makes without a value."""
+        if self._selects.plan(name) is None:
+            yield keys, at
+            return
+        reject = self._unselected(work, name)
+        for beside, where in self._selects.keys(work, name, at, reject):
+            positions = at if where is None else where
+            part = keys.take(pa.array(np.searchsorted(at, positions)))
+            for column in beside.schema.names:
+                if column not in part.schema.names:
+                    part = part.append_column(beside.schema.field(column), beside.column(column))
+            yield part, positions
+
+    def _key_fields(self, name: str, plan: TablePlan) -> dict[str, str] | None:
+        """Key column → field of the record's value; None: it comes from the record's Kafka key."""
+        select = self._selects.plan(name)
+        if select is None:
+            return {column: column for column in plan.key or plan.log}
+        return value_sources(select, plan)
+
+    def _order_path(self, name: str, plan: TablePlan) -> str:
+        """The path of the version in the record's value; empty: it has none."""
+        select = self._selects.plan(name)
+        source = select.selection.source(plan.own_order) if select and plan.own_order else None
+        return plan.own_order if source is None else ".".join(source)
+
+    def _read_keys(
+        self,
+        name: str,
+        plan: TablePlan,
+        format: RecordFormat | None,
+        columns: pa.Schema,
+        given: Sequence[bytes | None],
+    ) -> tuple[pa.Table, Longs, list[UndecodableRecord]]:
+        """Key columns of encoded keys, whose fields have the names of the record's value."""
+        fields = {plan.own_order: self._order_path(name, plan)} | (
+            self._key_fields(name, plan) or {}
+        )
+        sources = [column.with_name(fields.get(column.name, column.name)) for column in columns]
+        if format is not None and format.kind == "json":
+            declared = self._plan.format.declared
+            sources = [declared_as(source, declared) for source in sources]
+        rows, index, bad = KeyDecoder(format, pa.schema(sources)).read(given)
+        return rows.rename_columns(columns.names), index, bad
 
     def kept(self, work: ChunkWork, name: str, keys: pa.Table) -> pa.Table:
         """`keys` without the keys of records that the table rejects: their old rows stay."""
@@ -110,6 +178,30 @@ class TableFitter:
         return without_offsets(keys, column, work.opened.offsets[positions])
 
     # ── rows ─────────────────────────────────────────────────────────────────────────────────
+
+    def _unselected(self, work: ChunkWork, name: str, schema_id: int | None = None) -> Reject:
+        """Rejects records that a select makes no row of."""
+
+        def reject(at: int, kind: str, reason: str) -> None:
+            rejection = Rejection(at, kind, reason, (name,), schema_id)
+            if kind == "misfit":
+                self._misfit(work, rejection)
+            else:
+                work.result.reject(rejection)
+
+        return reject
+
+    def _selected(
+        self, work: ChunkWork, name: str, rows: pa.Table, at: Longs | None, schema_id: int | None
+    ) -> Iterator[tuple[pa.Table, Longs | None]]:
+        """Rows with the columns of their table: those of its select, and a change log's own."""
+        if self._mode(name) == LOG:
+            rows = with_op(rows, "u")
+        if self._selects.plan(name) is not None:
+            # Before a mask or a digest hides that a value was not sent.
+            rows, at = self._available(work, name, rows, at, schema_id)
+        reject = self._unselected(work, name, schema_id)
+        yield from self._selects.rows(work, name, rows, at, reject)
 
     def _verdict(self, plan: TablePlan, columns: pa.Schema, aliases: Aliases) -> str | bool:
         """False: records with these columns fit. True: they fit after a change of the table.

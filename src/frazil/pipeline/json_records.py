@@ -25,11 +25,11 @@ from frazil.kafka.record_batch import Longs
 from frazil.pipeline.chunk_result import ChunkWork, Rejection, among, nth
 from frazil.pipeline.evolution import together
 from frazil.pipeline.field_text import peek
-from frazil.pipeline.fitting import UNAVAILABLE, TableFitter, not_carried, table_changes, with_op
+from frazil.pipeline.fitting import OP, UNAVAILABLE, TableFitter, not_carried, table_changes
+from frazil.pipeline.json_source import JsonSource
 from frazil.pipeline.needs import add_need, voted
 from frazil.pipeline.routing import Route
 from frazil.pipeline.table_plan import LOG, ChunkPlan, TablePlan
-from frazil.pipeline.tombstones import KeyDecoder
 
 JSON = RecordFormat("json")
 #: Size of the cache of wanted table changes, which hostile records would fill without end.
@@ -42,6 +42,10 @@ class JsonRecords(TableFitter):
     def __init__(self, plan: ChunkPlan) -> None:
         super().__init__(plan)
         self._decoders: dict[str, Decoder] = {}
+        #: the fields that are read for a table
+        self._shapes: dict[str, pa.Schema] = {}
+        self._sources: dict[str, JsonSource] = {}
+        self._verdicts: dict[tuple[str, str], str | bool] = {}
         self._wants: dict[tuple[str, str], str] = {}
 
     def process(self, work: ChunkWork, way: Route | None) -> None:
@@ -123,16 +127,19 @@ class JsonRecords(TableFitter):
         plan = self._tables.get(name)
         if plan is None or not plan.key or name in work.below:
             return
+        fields = self._key_fields(name, plan)
+        if not fields:  # a change of a key that is Kafka's own is two records
+            return
         pairs = {
-            i: (_ordered_json(pair[0], newer or b"", plan.own_order), pair[1])
+            i: (_ordered_json(pair[0], newer or b"", self._order_path(name, plan)), pair[1])
             for i, (change, newer) in enumerate(zip(changes, after, strict=True))
-            if (pair := debezium.keys_json(change, plan.key)) is not None
+            if (pair := debezium.keys_json(change, list(fields.values()))) is not None
         }
         if not pairs:
             return
         former, current = zip(*pairs.values(), strict=True)
-        rows, some, _ = KeyDecoder(JSON, plan.needs_deletes).read(former)
-        now, others, _ = KeyDecoder(JSON, plan.key_columns).read(current)
+        rows, some, _ = self._read_keys(name, plan, JSON, plan.needs_deletes, former)
+        now, others, _ = self._read_keys(name, plan, JSON, plan.key_columns, current)
         place = {int(position): i for i, position in enumerate(others)}
         # A row with an unreadable new key is rejected, and the old row stays.
         moved = np.array(
@@ -165,7 +172,8 @@ class JsonRecords(TableFitter):
             self._tombstones(work, name, where[nulls])
             if plan is not None and plan.key:
                 rows_gone = [values[i] or b"" for i in np.flatnonzero(deleted).tolist()]
-                texts = [_ordered_json(text, text, plan.own_order) for text in rows_gone]
+                path = self._order_path(name, plan)
+                texts = [_ordered_json(text, text, path) for text in rows_gone]
                 self._by_keys(work, name, plan, JSON, texts, where[deleted], plan.needs_deletes)
                 nulls |= deleted
             kept = np.flatnonzero(~nulls)
@@ -176,30 +184,25 @@ class JsonRecords(TableFitter):
             if name in self._refused:
                 self._reject(work, name, self._refused[name], len(values), at, None)
             else:
-                _, reasons = self._learn(work, name, None, enumerate(values))
+                learn = self._learn if self._source(name).inferring else self._declare
+                _, reasons = learn(work, name, None, enumerate(values))
                 for i, record in reasons.items():
                     self._unlike(work, name, record, nth(at, i))
             return
-        if name not in self._decoders:
-            # The table's own columns fit; only metadata columns can be missing.
-            if verdict := self._verdict(plan, plan.columns, {}):
-                if verdict is not True:
-                    self._reject(work, name, verdict, len(values), at, None)
-                else:
-                    work.result.need(name, plan.columns, {})
-                return
-            self._decoders[name] = Decoder(self._plan.format, default_values.loosened(plan.columns))
+        if name not in self._decoders and not self._prepared(work, name, plan, len(values), at):
+            return
         groups, rejected = self._decoders[name].decode(values)
         for group in groups:
-            rows = _with_defaults(plan, group, values)
-            rows = with_op(rows, "u") if plan.log else rows
-            self._fitted(work, name, plan, rows, among(at, group.index), None)
+            rows = _with_defaults(self._shapes[name], group, values)
+            for part, positions in self._selected(work, name, rows, among(at, group.index), None):
+                self._fit_part(work, name, plan, part, positions)
         reasons = {record.index: record for record in rejected}
         misshapen = [i for i, record in reasons.items() if record.kind == "shape"]
-        if misshapen and plan.aliases:
+        if misshapen and plan.aliases and self._selects.plan(name) is None:
             misshapen = self._by_old_names(work, name, plan, values, misshapen, at)
         later = set[int]()
-        if misshapen and plan.evolution == "evolve" and name not in self._refused:
+        learning = plan.evolution == "evolve" and self._source(name).inferring
+        if misshapen and learning and name not in self._refused:
             named = ((i, values[i]) for i in misshapen)
             later, misfits = self._learn(work, name, plan, named)
             reasons |= misfits
@@ -207,6 +210,63 @@ class JsonRecords(TableFitter):
         for i, record in reasons.items():
             if i not in later and (record.kind != "shape" or i in unlike):
                 self._unlike(work, name, record, nth(at, i))
+
+    def _prepared(
+        self, work: ChunkWork, name: str, plan: TablePlan, count: int, at: Longs | None
+    ) -> bool:
+        """Can records be read for the table? Otherwise it must change, or they are rejected."""
+        # The table's own columns fit; declared and metadata columns can be missing.
+        source = self._source(name)
+        expected = source.expected(plan.columns)
+        if verdict := self._verdict(plan, expected, {}):
+            if verdict is not True:
+                self._reject(work, name, verdict, count, at, None)
+            else:
+                work.result.need(name, expected, {})
+            return False
+        self._shapes[name] = shape = source.shape(plan.columns)
+        loosened = default_values.loosened(shape).with_metadata(shape.metadata)
+        self._decoders[name] = Decoder(self._plan.format, loosened)
+        return True
+
+    def _source(self, name: str) -> JsonSource:
+        """How records of a table are read."""
+        if name not in self._sources:
+            select, key_format = self._selects.plan(name), self._plan.key_format
+            self._sources[name] = JsonSource(
+                self._plan.format,
+                select.selection if select else None,
+                key_format.declared if key_format else pa.schema([]),
+                self._mode(name) == LOG,
+            )
+        return self._sources[name]
+
+    def _fit_part(
+        self, work: ChunkWork, name: str, plan: TablePlan, rows: pa.Table, at: Longs | None
+    ) -> None:
+        """Fit rows into the table. A select may give columns that the table lacks."""
+        verdict: str | bool = False
+        if self._selects.plan(name) is not None:
+            key = (name, rows.schema.to_string())
+            if key not in self._verdicts:
+                self._verdicts[key] = self._selectable(plan, rows.schema)
+            verdict = self._verdicts[key]
+        if verdict is True:
+            work.result.need(name, rows.schema, {})
+        elif verdict:
+            self._reject(work, name, verdict, len(rows), at, None)
+        else:
+            self._fitted(work, name, plan, rows, at, None)
+
+    def _selectable(self, plan: TablePlan, columns: pa.Schema) -> str | bool:
+        """As `_verdict`, but nothing becomes optional: an object without a field implies nothing
+        about the next."""
+        if plan.evolution != "evolve":
+            return self._verdict(plan, columns, {})
+        schema_changes = table_changes(plan, columns, plan.aliases)
+        if schema_changes.impossible:
+            return f"cannot fit {plan.shape.name}: {'; '.join(schema_changes.impossible)}"
+        return bool(schema_changes.add or schema_changes.widen or schema_changes.rename)
 
     def _unlike(self, work: ChunkWork, name: str, rejected: UndecodableRecord, at: int) -> None:
         rejection = Rejection(at, rejected.kind, rejected.reason, (name,))
@@ -231,7 +291,7 @@ class JsonRecords(TableFitter):
         groups, rejected = self._decoders[name].decode(texts)
         for group in groups:
             where = among(np.array(misshapen, np.int64), group.index)
-            rows = _with_defaults(plan, group, texts)
+            rows = _with_defaults(plan.columns, group, texts)
             self._fitted(work, name, plan, rows, among(at, where), None)
         return [misshapen[record.index] for record in rejected]
 
@@ -245,25 +305,30 @@ class JsonRecords(TableFitter):
         """Infer a need of the table from JSON values. Returns the positions of values that would
         fit after the change, and the reasons why the others never fit. Each wanted change is
         possible by itself; where two contradict each other, votes decide."""
-        base = pa.schema([]) if plan is None else plan.columns
-        judged = default_values.loosened(base)
-        newer = {} if plan is None else _newer(plan)
-        renames = {} if plan is None else _renames(plan)
+        source = self._source(name)
+        base = source.fixed if plan is None else plan.columns
+        judged = default_values.loosened(source.judged(base))
+        own_names = plan is None or source.selection is not None
+        newer = {} if own_names or plan is None else _newer(plan)
+        renames = {} if own_names or plan is None else _renames(plan)
         fitting, reasons, votes = set[int](), dict[int, UndecodableRecord](), json_inference.Votes()
         for i, value in values:
             if value is None:
                 reasons[i] = UndecodableRecord(i, "null", "cannot read the value: found null")
                 continue
             try:
-                text = _under(value, newer) if newer else value
+                text = _under(value, newer) if newer else source.learned(value)
                 known = {*base.names, *renames}
-                typed = {n: k for n, k in work.named.get(value, {}).items() if n not in known}
+                named = source.names(work.named.get(value, {}))
+                typed = {n: k for n, k in named.items() if n not in known}
                 # A column with a declared type is judged as if the table had it.
                 whole = pa.schema(
                     [*judged, *((n, json_inference.arrow(k, n)) for n, k in typed.items())]
                 )
                 kind = wanted(text or b"", whole, renames)
-                kind = _in_order(value, kind | typed) if typed else kind
+                kind = _in_order(text or b"", kind | typed) if typed else kind
+                if plan is not None and source and not kind:
+                    continue  # a declared or computed column does not take it
                 self._refuse_placeholder(name, kind)
                 if plan is None:
                     kind = json_inference.undivided(kind, self._made(name).undivided)
@@ -282,6 +347,29 @@ class JsonRecords(TableFitter):
             add_need(work.result.needs, name, voted(votes, base, aliases, most))
         return fitting, reasons
 
+    def _declare(
+        self,
+        work: ChunkWork,
+        name: str,
+        plan: TablePlan | None,
+        values: Iterable[tuple[int, bytes | None]],
+    ) -> tuple[set[int], dict[int, UndecodableRecord]]:
+        """As `_learn` for a table that is not there, where only declared fields become columns."""
+        columns = self._source(name).fixed
+        if self._mode(name) == LOG and "_op" not in columns.names:
+            columns = columns.append(OP)
+        why = self._unmakeable(name, columns)
+        reasons = {
+            i: UndecodableRecord(i, "shape", why)
+            if value is not None
+            else UndecodableRecord(i, "null", "cannot read the value: found null")
+            for i, value in values
+            if why or value is None
+        }
+        if not why:
+            work.result.need(name, columns, {})
+        return set(), reasons
+
     def _refuse_placeholder(self, name: str, kind: dict[str, Any]) -> None:
         """Reject the placeholder of an hstore, an object with the placeholder as a key: a column
         of that name must not be created."""
@@ -297,9 +385,11 @@ class JsonRecords(TableFitter):
                 self._wants.clear()
             votes = json_inference.Votes()
             json_inference.vote(votes, kind)
-            columns = json_inference.columns(votes, plan.columns if plan else None)
+            fixed = self._source(name).fixed
+            columns = json_inference.columns(votes, plan.columns if plan else fixed)
             if plan is None:
-                reason = self._unmakeable(name, columns) if kind else "it names no column"
+                named = bool(kind or len(fixed))
+                reason = self._unmakeable(name, columns) if named else "it names no column"
                 more = True
             else:
                 schema_changes = table_changes(plan, columns, plan.aliases)
@@ -322,13 +412,13 @@ class JsonRecords(TableFitter):
 
 
 def _with_defaults(
-    plan: TablePlan, group: DecodedChunk, values: Sequence[bytes | None]
+    shape: pa.Schema, group: DecodedChunk, values: Sequence[bytes | None]
 ) -> pa.Table:
-    """Rows of JSON values, with the table's defaults for missing fields."""
-    if not default_values.any_of(plan.columns):
+    """Rows of JSON values, with the defaults of their columns for missing fields."""
+    if not default_values.any_of(shape):
         return group.rows
     texts = values if group.index is None else [values[i] for i in group.index.tolist()]
-    return default_values.of_json(group.rows, plan.columns, texts)
+    return default_values.of_json(group.rows, shape, texts)
 
 
 def _ordered_json(key: bytes, row: bytes, path: str) -> bytes:

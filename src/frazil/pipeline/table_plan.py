@@ -19,6 +19,7 @@ from frazil.offsets import Partition
 from frazil.pipeline.evolution import Aliases
 from frazil.pipeline.projection import MetadataColumns
 from frazil.pipeline.routing import RoutingRules
+from frazil.pipeline.selection import SelectPlan
 from frazil.pipeline.versions import VersionLookup, field_of
 
 #: Modes of tables with a key.
@@ -118,3 +119,5 @@ class ChunkPlan:
     key_format: RecordFormat | None = field(default=None, repr=False)
     #: names and templates of tables, with the settings of one that does not exist yet
     new: Mapping[str, NewTable] = field(default_factory=dict)
+    #: names and templates of tables that select their columns, key and headers included
+    selects: Mapping[str, SelectPlan] = field(default_factory=dict)

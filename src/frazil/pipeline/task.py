@@ -105,7 +105,11 @@ class BatchPlan(ChunkPlan):
         headers = bool(self.rules and self.rules.wants_headers) or (
             self.format.kind == "confluent-avro"
         )
-        return self.dead_letters is not None or bool(self.keyed) or headers
+        selected = any(
+            plan.selection.wants_key or plan.selection.wants_headers
+            for plan in self.selects.values()
+        )
+        return self.dead_letters is not None or bool(self.keyed) or headers or selected
 
     @property
     def deleted_keys_plans(self) -> list[TablePlan]:

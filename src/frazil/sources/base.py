@@ -168,6 +168,12 @@ class BatchSource(Protocol[RunT]):
     #: tables whose columns are known before a record is read, and which of these columns hold a
     #: record's topic, partition, offset and timestamp (None: the sink adds columns for them)
     columns: Mapping[str, pa.Schema] = MappingProxyType({})
+
+    @property
+    def fixed_columns(self) -> Mapping[str, pa.Schema]:
+        """Columns whose types the config says, beside others that only records show."""
+        return {}
+
     metadata: MetadataColumns | None = None
     checkpoint: str = ""
 

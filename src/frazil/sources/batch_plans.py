@@ -9,15 +9,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
+import pyarrow as pa
 from pyspark import cloudpickle
 
+from frazil.config.messages import within
 from frazil.config.model import Config
 from frazil.config.sections import TableConfig, deleted_keys_table, replayed
+from frazil.config.select import table_selection
+from frazil.config.settings import resolve
 from frazil.config.units import duration, transform_of
-from frazil.errors import Conflict, Unwritable, from_traceback
+from frazil.errors import ConfigError, Conflict, Unwritable, from_traceback
 from frazil.formats import schema_sample
 from frazil.iceberg.java_errors import FAILED
+from frazil.pipeline.json_source import JsonSource
 from frazil.pipeline.routing import RoutingRules
+from frazil.pipeline.selection import SelectPlan
 from frazil.pipeline.table_plan import NewTable
 from frazil.pipeline.task import BatchPlan
 from frazil.pipeline.upsert import parts_of
@@ -34,11 +40,26 @@ class BatchPlans:
         self._kafka = kafka
         self._format = schema_sample.format_of(config)
         self._key_format = schema_sample.key_format_of(config)
+        self.selects = _selects(config)
         self.rules = _routing_rules(config) if config.routes else None
         #: number of tasks that Spark runs at once
         self.parallelism = 1
         #: the batch whose rows could not be written together
         self._isolated: PlannedBatch | None = None
+
+    @property
+    def fixed_columns(self) -> dict[str, pa.Schema]:
+        """Table → columns whose types the config says, of tables that it names."""
+        keys = self._key_format.declared if self._key_format else pa.schema([])
+        sources = {
+            table.name: JsonSource(
+                self._format, plan.selection if plan else None, keys, table.mode == "changelog"
+            )
+            for table in self._config.tables
+            if "{" not in table.name
+            for plan in [self.selects.get(table.name)]
+        }
+        return {name: source.fixed for name, source in sources.items() if len(source.fixed)}
 
     def template(self, table: str) -> str:
         """The `[[table]]` that a table was created from."""
@@ -61,6 +82,7 @@ class BatchPlans:
             keyed={table.name: table.mode for table in config.tables if table.key},
             key_format=self._key_format,
             new={table.name: _new(table) for table in config.tables},
+            selects=self.selects,
             buckets=self.parallelism,
             parts=parts_of(config.sink.max_records_per_trigger, self.parallelism),
             rules=self.rules,
@@ -106,6 +128,21 @@ def _routing_rules(config: Config) -> RoutingRules:
     for module in rules.travelling:
         cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
     return rules
+
+
+def _selects(config: Config) -> dict[str, SelectPlan]:
+    """The tables that select their columns, with the salts of digests."""
+    plans = {}
+    for number, table in enumerate(config.tables):
+        selection = table_selection(table)
+        if selection is None:
+            continue
+        with within("table", str(number), "select"):
+            salts = {salt: resolve("secret of select", salt).encode() for salt in selection.salts}
+            if empty := [salt for salt, secret in salts.items() if not secret]:
+                raise ConfigError(f"cannot use table {table.name}: the salt {empty[0]} is empty")
+            plans[table.name] = SelectPlan(selection, salts)
+    return plans
 
 
 def _new(table: TableConfig) -> NewTable:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
+from frazil.config.messages import nearest
 from frazil.config.model import Config
+from frazil.errors import ConfigError, SchemaMismatch, Undecodable
 from frazil.formats import schema_sample
 from frazil.iceberg.java_spark import HadoopFolder
 from frazil.kafka.planner import Planner, TopicIdentity, kafka_only
@@ -59,6 +62,10 @@ class KafkaSource(BatchSource[KafkaRun]):
 
     # ── before anything is claimed ───────────────────────────────────────────────────────────
 
+    @property
+    def fixed_columns(self) -> Mapping[str, pa.Schema]:
+        return self._plans.fixed_columns
+
     def template(self, table: str) -> str:
         return self._plans.template(table)
 
@@ -99,11 +106,31 @@ class KafkaSource(BatchSource[KafkaRun]):
         if self._plans.rules is not None and self._plans.rules.wants_rows:
             # A user function may kill its process: a worker, never the driver.
             return {}
+        self._refuse_unknown_fields(tables)
         plan = self._plans.plan(tables)
         try:
             return missing_tables([run(plan, r, dry=True) for r in self._next])
         except StationFailed:
             return {}  # it fails in a task as well, where the record at fault is found
+
+    def _refuse_unknown_fields(self, tables: BatchTables) -> None:
+        """Before the only table is created: a field that its select names, and the records' newest
+        schema lacks, is a misspelled one. (Later it may be one that was removed.)"""
+        config, format = self._config, schema_sample.format_of(self._config)
+        table = config.tables[0]
+        plan = self._plans.selects.get(table.name)
+        if plan is None or config.routes or table.name in tables.plans or format.kind == "json":
+            return
+        with suppress(SchemaMismatch, Undecodable):
+            columns = schema_sample.columns(config, self._kafka, format, self._next)
+            known = columns.names if columns is not None else ()
+            unknown = sorted(plan.selection.fields - {*known, "_op"}) if known else []
+            if unknown:
+                raise ConfigError(
+                    f"cannot create table {table.name}: its select names the field {unknown[0]!r}, "
+                    f"which the records do not have{nearest(unknown[0], known)}",
+                    path=("table", "0", "select"),
+                )
 
     def stream(self, spark: SparkSession, until: Cut | None) -> DataFrame:
         register(spark)
