@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import re
+import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
+    ExportMetricsServiceRequest,
+)
 from prometheus_client.parser import text_string_to_metric_families
 
 from frazil.config.model import Config
@@ -423,3 +429,129 @@ def test_metrics_are_observed_only_where_somebody_reads_them():
 def test_a_setting_that_makes_no_sense_is_refused(key: str, value: object):
     with pytest.raises(ConfigError, match=rf"\[metrics\] {key}: expected .*found"):
         config(**{key: value})
+
+
+# ── OpenTelemetry ────────────────────────────────────────────────────────────────────────────────
+
+
+class Collector(ThreadingHTTPServer):
+    """Receives OTLP over HTTP, and reads it with OpenTelemetry's own protobuf classes."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        self.requests: list[tuple[str, dict[str, str], ExportMetricsServiceRequest]] = []
+        super().__init__(("127.0.0.1", 0), CollectorRequest)
+        threading.Thread(target=self.serve_forever, args=(0.05,), daemon=True).start()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+    def __exit__(self, *_: object) -> None:
+        self.shutdown()
+        self.server_close()
+
+    def points(self) -> dict[str, Any]:
+        """`name{label="value"}` → value, or (count, sum, buckets), of the last request."""
+        points: dict[str, Any] = {}
+        _, _, message = self.requests[-1]
+        for scope in message.resource_metrics[0].scope_metrics:
+            for metric in scope.metrics:
+                data = getattr(metric, metric.WhichOneof("data"))
+                for point in data.data_points:
+                    labels = sorted((a.key, a.value.string_value) for a in point.attributes)
+                    text = ",".join(f'{key}="{value}"' for key, value in labels)
+                    value: Any = getattr(point, "as_double", None) or getattr(point, "as_int", 0)
+                    if metric.WhichOneof("data") == "histogram":
+                        value = point.count, point.sum, tuple(point.explicit_bounds)
+                    points[f"{metric.name}{{{text}}}"] = value
+        return points
+
+
+class CollectorRequest(BaseHTTPRequestHandler):
+    server: Collector
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        if self.headers.get("Content-Encoding") == "gzip":
+            body = gzip.decompress(body)
+        message = ExportMetricsServiceRequest.FromString(body)
+        headers = {name.lower(): value for name, value in self.headers.items()}
+        self.server.requests.append((self.path, headers, message))
+        self.send_response(200)
+        self.send_header("Content-Type", "application/x-protobuf")
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, *_: Any) -> None: ...
+
+
+def test_a_collector_receives_what_prometheus_reads(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "x-tenant=a")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_COMPRESSION", "gzip")
+    monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment=test")
+    with Collector() as collector:
+        first = MetricsObserver(config("a", otlp_endpoint=collector.url))
+        second = MetricsObserver(config("b", otlp_endpoint=f"{collector.url}"))
+        assert first._export is second._export, "one export for an endpoint"
+        for observer in (first, second):
+            observer.started(StubRun(pending=1))  # type: ignore[arg-type]
+            a_batch(observer, 1)
+        shown = {key: value for key, value in page().items() if key.startswith("frazil_")}
+        first.ended(None)
+        second.ended(None)  # the last export
+        path, headers, message = collector.requests[-1]
+        points = collector.points()
+    assert (path, headers["x-tenant"], headers["content-encoding"]) == ("/v1/metrics", "a", "gzip")
+    resource = {
+        a.key: a.value.string_value for a in message.resource_metrics[0].resource.attributes
+    }
+    assert resource["service.name"] == "frazil"
+    assert resource["deployment.environment"] == "test"
+    moving = ("frazil_up", "frazil_memory", "frazil_processes", "frazil_build", "frazil_step")
+    expected = {
+        key: value
+        for key, value in shown.items()
+        if not key.startswith(moving) and "_seconds{" not in key
+    }
+    assert len(expected) > 30
+    assert {key: points.get(key) for key in expected} == expected
+    count, total, bounds = points['frazil_step_duration_seconds{sink="a",step="write"}']
+    assert (count, bounds) == (1, names.Distribution.BOUNDS)
+    assert total == pytest.approx(2, abs=0.01)
+    assert points['frazil_up{sink="a"}'] == 0
+
+
+def test_opentelemetrys_variables_say_where_to(monkeypatch: pytest.MonkeyPatch):
+    with Collector() as collector:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
+        monkeypatch.setenv("OTEL_SERVICE_NAME", "orders")
+        monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", "50")
+        observer = MetricsObserver(config(otlp_endpoint="env"))
+        end = time.monotonic() + 20
+        while not collector.requests:
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        observer.ended(None)
+        attributes = collector.requests[0][2].resource_metrics[0].resource.attributes
+    assert {a.key: a.value.string_value for a in attributes}["service.name"] == "orders"
+
+
+def test_a_collector_that_is_away_does_not_hold_up_the_end(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("frazil.monitoring.otlp._LAST_EXPORT", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # accepts, and never answers
+        where = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        observer = MetricsObserver(config(otlp_endpoint=where))
+        a_batch(observer, 1)
+        began = time.monotonic()
+        observer.ended(None)
+        assert time.monotonic() - began < 10
+
+
+def test_a_missing_package_is_one_sentence(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delitem(sys.modules, "frazil.monitoring.otlp", raising=False)
+    monkeypatch.setitem(sys.modules, "opentelemetry.sdk.metrics", None)
+    with pytest.raises(ConfigError, match=r"cannot send metrics to http://h:1: a package") as e:
+        MetricsObserver(config(otlp_endpoint="http://h:1"))
+    assert e.value.hint == "pip install 'frazil[otel]'"

@@ -19,6 +19,7 @@ from frazil.config.sections import (
     FORMATS,
     KEY_FORMATS,
     NEVER,
+    OTLP_ENVIRONMENT,
     ConfigSections,
     DecodeConfig,
     MetricsConfig,
@@ -265,10 +266,11 @@ def _check_metrics(metrics: MetricsConfig) -> None:
             f"cannot read [metrics] max_labels: expected at least 1, found {metrics.max_labels}",
             path=("metrics", "max_labels"),
         )
-    if metrics.otlp_endpoint and not re.match(r"https?://[^/]", metrics.otlp_endpoint):
+    endpoint = metrics.otlp_endpoint
+    if endpoint not in ("", OTLP_ENVIRONMENT) and not re.match(r"https?://[^/]", endpoint):
         raise ConfigError(
             "cannot read [metrics] otlp_endpoint: expected an URL, as http://127.0.0.1:4318, "
-            f"found {metrics.otlp_endpoint!r}",
+            f"or env, found {endpoint!r}",
             path=("metrics", "otlp_endpoint"),
         )
 

@@ -44,6 +44,8 @@ KEY_FORMATS = ("confluent-avro", "avro", "json", "text")
 AVAILABLE_NOW = "available-now"
 AUTO = "auto"
 NEVER = "never"
+#: OpenTelemetry's own variables say where metrics go.
+OTLP_ENVIRONMENT = "env"
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,7 +275,8 @@ class MetricsConfig(CheckedSection):
 
     #: HOST:PORT of `/metrics` for Prometheus; a port alone is on loopback; empty: no server
     address: str = ""
-    #: base URL of an OpenTelemetry collector (OTLP over HTTP); empty: none
+    #: base URL of an OpenTelemetry collector (OTLP over HTTP); env: where OTEL_EXPORTER_OTLP_…
+    #: variables say; empty: none
     otlp_endpoint: str = ""
     #: how often Kafka is asked for the ends of the topics
     lag_interval: str = "10s"

@@ -222,6 +222,12 @@ class SinkMetrics:
             copies = {metric: dict(values) for metric, values in self._values.items()}
         return {metric: self._shown(metric, values, now) for metric, values in copies.items()}
 
+    def values(self, metric: Metric, now: float) -> dict[Labels, float]:
+        """Those of one counter or gauge."""
+        with self._lock:
+            values = dict(self._values.get(metric, {}))
+        return self._shown(metric, values, now)
+
     def distributions(self) -> dict[Metric, dict[Labels, Distribution]]:
         with self._lock:
             return {
@@ -286,6 +292,11 @@ class MetricRegistry:
             for metric, values in metrics.samples(now).items():
                 merged.setdefault(metric, {}).update(values)
         return iter(merged.items())
+
+    def values(self, metric: Metric) -> dict[Labels, float]:
+        """Those of one counter or gauge, of all sinks together."""
+        now = time.time()
+        return {k: v for metrics in self.all() for k, v in metrics.values(metric, now).items()}
 
     def distributions(self) -> dict[Metric, dict[Labels, Distribution]]:
         merged: dict[Metric, dict[Labels, Distribution]] = {}

@@ -9,10 +9,11 @@ from __future__ import annotations
 import math
 import threading
 import time
+from typing import TYPE_CHECKING
 
 from frazil.config.model import Config
 from frazil.config.units import duration
-from frazil.errors import Conflict, Fenced, FrazilError
+from frazil.errors import ConfigError, Conflict, Fenced, FrazilError
 from frazil.monitoring import metrics as names
 from frazil.monitoring.http import MonitoringServer
 from frazil.monitoring.metrics import REGISTRY, Metric
@@ -28,15 +29,40 @@ _TICK_SECONDS = 1.0
 _BEGINS = {"written": ("planned", "write"), "staged": ("written", "stage")}
 
 
+if TYPE_CHECKING:
+    from frazil.monitoring.otlp import OtlpExport
+
+
+def exported(endpoint: str) -> OtlpExport | None:
+    """The export to an OpenTelemetry collector; None without an endpoint."""
+    if not endpoint:
+        return None
+    try:
+        from frazil.monitoring.otlp import OtlpExport
+    except ImportError as error:
+        raise ConfigError(
+            f"cannot send metrics to {endpoint}: a package is missing: {error}",
+            hint="pip install 'frazil[otel]'",
+            path=("metrics", "otlp_endpoint"),
+        ) from None
+    return OtlpExport.open(endpoint, REGISTRY)
+
+
 class MetricsObserver:
     def __init__(self, config: Config) -> None:
         """Raises ConfigError if `[metrics] address` cannot be bound, or a package is missing."""
         self._config = config
         self._ahead = duration(config.completeness.max_future)
         self._server: MonitoringServer | None = None
+        self._export: OtlpExport | None = None
         if config.metrics.address:
             routes = {"/metrics": metrics_page}
             self._server = MonitoringServer.open(config.metrics.address, routes)
+        try:
+            self._export = exported(config.metrics.otlp_endpoint)
+        except ConfigError:
+            self._close()
+            raise
         self._values = REGISTRY.open(config.sink.id, config.metrics.max_labels)
         self._values.set(names.UP, 0)
         self._values.set(names.INFO, 1, config.catalog.name, config.index_table)
@@ -88,8 +114,13 @@ class MetricsObserver:
             values.add(names.ERRORS, 1, type(error).__name__)
             values.add(names.FENCED, isinstance(error, Fenced))
         values.ended_at = time.monotonic()
+        self._close()
+
+    def _close(self) -> None:
         if self._server is not None:
             self._server.close()
+        if self._export is not None:
+            self._export.close()
 
     # ── steps ────────────────────────────────────────────────────────────────────────────────
 
