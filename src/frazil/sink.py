@@ -20,9 +20,10 @@ query keeps state in it (`sources.query_state`); then it must agree with the led
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -43,11 +44,12 @@ from frazil.commit.startup import Startup
 from frazil.config.model import Config, load
 from frazil.config.sections import AVAILABLE_NOW
 from frazil.config.units import duration
-from frazil.errors import ConfigError, SchemaMismatch
+from frazil.errors import ConfigError, FrazilError, SchemaMismatch
 from frazil.iceberg.java import JavaCatalog
+from frazil.iceberg.java_spark import set_input_rows
 from frazil.kafka.range_source import BatchGathering
 from frazil.ledger.staged_batch import StagedBatch
-from frazil.offsets import Cut
+from frazil.offsets import Cut, Partition
 from frazil.retry import Retry
 from frazil.run import Run, not_committed, refuse_a_second_run
 from frazil.sources.base import (
@@ -66,6 +68,7 @@ from frazil.spark.query import Running, translated
 from frazil.spark.session import session
 from frazil.steps import Step
 
+_log = logging.getLogger("frazil")
 #: How often a batch is run again because tables had to be created or evolved for it. Each run
 #: reports all needs of all tasks: more than a few reruns mean that another writer changes the
 #: tables.
@@ -86,8 +89,10 @@ class MicroBatches:
         changed: set[str],
         retry: Retry,
         on_step: Callable[[Step], None],
+        tell_spark: Callable[[Mapping[Partition, int]], None] = lambda _: None,
     ) -> None:
-        """`changed`: tables whose columns another writer changed, as the committer finds them."""
+        """`changed`: tables whose columns another writer changed, as the committer finds them;
+        `tell_spark`: how many records a batch read of each partition."""
         self._source = source
         self._tables = tables
         self._staging = staging
@@ -96,6 +101,7 @@ class MicroBatches:
         self._changed = changed
         self._retry = retry
         self._on_step = on_step
+        self._tell_spark = tell_spark
 
     def run(self, frame: DataFrame, spark_batch_id: int) -> None:
         window_start_ms = int(time.time() * 1000)
@@ -107,6 +113,7 @@ class MicroBatches:
             return
         tables, run = self._run(plan)  # 2, 3
         result = self._source.check(plan, tables, run)  # 4
+        self._tell_spark(self._source.records(plan, run))
         if result is None:
             return
         self._on_step(result.step(self._stream.number, self._tables.holds_no_records))
@@ -295,10 +302,10 @@ class Sink:
         left = startup.recover()
         if counts_on in startup.tables.unhealthy:
             raise startup.tables.unhealthy[counts_on]
-        self._assemble(startup, left)
+        self._assemble(spark, startup, left)
         return left.staged
 
-    def _assemble(self, startup: Startup, left: Recovered) -> None:
+    def _assemble(self, spark: SparkSession, startup: Startup, left: Recovered) -> None:
         """The parts of the run: some for the thread of the batches, some for the committer's."""
         config = self.config
         self._stream = StreamState(config.sink.id, startup.epoch, left.reached, left.number)
@@ -333,6 +340,7 @@ class Sink:
             changed=events.changed,
             retry=self._retry,
             on_step=self._on_step,
+            tell_spark=partial(tell_spark, spark, self._query_name),
         )
 
     def _commit_all(self) -> None:
@@ -345,6 +353,10 @@ class Sink:
 
     # ── Spark's query ────────────────────────────────────────────────────────────────────────
 
+    @property
+    def _query_name(self) -> str:
+        return f"frazil-{self.config.sink.id}-{self.epoch}"
+
     def _writer(self, spark: SparkSession, until: Cut | None) -> DataStreamWriter:
         """For a query from the stream's position; the query before it has ended, with its batch."""
         with self._startup.explaining_missing_files():
@@ -352,7 +364,7 @@ class Sink:
         writer = (
             self.source.stream(spark, until)
             .writeStream.foreachBatch(self._gated_batch)
-            .queryName(f"frazil-{self.config.sink.id}-{self.epoch}")
+            .queryName(self._query_name)
             .option("checkpointLocation", self.source.checkpoint)
         )
         return with_trigger(
@@ -362,3 +374,19 @@ class Sink:
     def _gated_batch(self, frame: DataFrame, spark_batch_id: int) -> None:
         if not self._gate.run(self._batches.run, frame, spark_batch_id):
             interrupt(lambda: self._query is not None and self._query.query.isActive)
+
+
+def tell_spark(spark: SparkSession, query: str, records: Mapping[Partition, int]) -> None:
+    """For the progress of its query: Spark has seen ranges, or nothing, where the tasks have read
+    these records."""
+
+    def rows(end: Mapping[str, Any]) -> int | None:
+        known = Cut.of(end["cut"]) if "cut" in end else ()  # else not an offset of ours
+        return sum(records.get(partition, 0) for partition in known) if known else None
+
+    if not records:
+        return
+    try:
+        set_input_rows(spark, query, rows)
+    except FrazilError as error:  # a figure for people to look at: no reason to stop
+        _log.debug("%s", error.message)

@@ -427,6 +427,9 @@ class Feed:
     def opening(self, *_: object) -> None:
         return None
 
+    def records(self, plan: Any, run: Any) -> Mapping[Partition, int]:
+        return {}
+
     def carried(self) -> list[Range]:
         return []
 

@@ -77,7 +77,6 @@ LATE = {
     "cli.preflight": 3,  # the same
     "cli.commands": 22,  # a command loads what it needs: `frazil --help` answers at once
     "cli.init": 2,  # the same
-    "cli.commands": 21,  # a command loads what it needs: `frazil --help` answers at once
     "monitoring.metrics_observer": 1,  # OpenTelemetry is an extra
     "spark.open_table": 2,  # Spark only where it is needed
     "auditing.evidence": 1,  # and Kafka's client only where the broker is asked

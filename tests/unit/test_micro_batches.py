@@ -61,6 +61,9 @@ class Source:
         assert tables is self.seen[-1], "the tables of the run that counts"
         return self.written
 
+    def records(self, plan: PlannedBatch, run: BatchRun) -> Mapping[Partition, int]:
+        return {P: 5}
+
     def resume(self, reached: StreamPosition, epoch: int) -> None: ...
 
     def sample(self, tables: BatchTables) -> Mapping[str, pa.Schema]:
@@ -89,6 +92,7 @@ class Tables:
 class Rig:
     def __init__(self, source: Source) -> None:
         self.steps: list[str] = []
+        self.told: list[Mapping[Partition, int]] = []
         self.submitted: list[Any] = []
         self.refusals: list[Exception] = []
         self.tables = Tables()
@@ -103,6 +107,7 @@ class Rig:
             changed=self.changed,
             retry=Retry(5.0, lambda: False),
             on_step=self._step,
+            tell_spark=self.told.append,
         )
 
     def _step(self, step: Step) -> None:
@@ -129,6 +134,7 @@ def test_a_batch_is_planned_written_staged_and_submitted():
     rig.run()
     assert rig.steps == ["planned", "written", "staged"]
     assert rig.ends == [5]
+    assert rig.told == [{P: 5}], "Spark is told what was read"
     assert (rig.stream.position.cut[P], rig.stream.position.source) == (5, "b")
     assert rig.stream.number == 8
     assert rig.changed == set(), "tables that others changed are loaded again before the batch"

@@ -1,13 +1,14 @@
 """The few parts of Spark that only Java exposes. Plain Python values in and out.
 
-The active session of a thread, the operators of a streaming query, and the files of a checkpoint on
-any file system that Spark supports. Errors are translated by `iceberg.java_errors`. Runs on the
-driver.
+The active session of a thread, the operators of a streaming query, the rows that its progress
+shows, and the files of a checkpoint on any file system that Spark supports. Errors are translated
+by `iceberg.java_errors`. Runs on the driver.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import json
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -97,6 +98,38 @@ def refuse_what_cannot_append(frame: DataFrame) -> None:
             f"cannot stream this query into a table: {fact}",
             hint="a table takes rows once and for all: aggregations need withWatermark",
         ) from None
+
+
+def set_input_rows(
+    spark: SparkSession, query: str, rows: Callable[[Mapping[str, Any]], int | None]
+) -> None:
+    """Corrects how many rows Spark counted for the sources of the batch under way of the query of
+    that name. `rows`: from a source's end offset to their number; None: Spark's own count holds.
+
+    Spark reads the counts from the scans' metrics once `foreachBatch` has returned.
+    """
+    with translated("tell Spark the rows of a batch"):
+        for started in spark.streams.active:
+            if started.name != query:
+                continue
+            execution = started._jsq.streamingQuery().lastExecution()
+            for scan in _scans(execution.executedPlan()) if execution is not None else ():
+                number = rows(json.loads(scan.end().json()))
+                if number is not None:
+                    scan.metrics().apply("numOutputRows").set(number)
+
+
+def _scans(plan: Any) -> Iterator[Any]:
+    """The scans of streaming sources in a physical plan."""
+    leaves = plan.collectLeaves()
+    for leaf in (leaves.apply(number) for number in range(leaves.size())):
+        name = leaf.getClass().getSimpleName()
+        if name == "MicroBatchScanExec":
+            yield leaf
+        elif name == "AdaptiveSparkPlanExec":
+            yield from _scans(leaf.executedPlan())
+        elif name.endswith("QueryStageExec"):
+            yield from _scans(leaf.plan())
 
 
 class HadoopFolder:

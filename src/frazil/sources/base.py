@@ -30,7 +30,7 @@ from frazil.accounting import RangeCounts
 from frazil.files.writer import DataFileDescriptor
 from frazil.kafka.planner import TopicIdentity
 from frazil.ledger.entry import LedgerEntry
-from frazil.offsets import Cut, Range
+from frazil.offsets import Cut, Partition, Range
 from frazil.pipeline.projection import MetadataColumns
 from frazil.pipeline.table_plan import TablePlan
 from frazil.spark.checkpoint import SourceOffsets
@@ -238,6 +238,11 @@ class BatchSource(Protocol[RunT]):
     def check(self, plan: PlannedBatch, tables: BatchTables, run: RunT) -> WriteResult | None:
         """The batch, once every planned offset has exactly one outcome, and every written one a row
         in a file; raises otherwise. None: nothing is to be staged."""
+
+    def records(self, plan: PlannedBatch, run: RunT) -> Mapping[Partition, int]:
+        """The records that the tasks read, by partition, where Spark has seen ranges in their
+        place."""
+        return {}
 
     def ends(self) -> Cut:
         """The current end of the stream."""

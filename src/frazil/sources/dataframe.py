@@ -259,6 +259,15 @@ class DataFrameSource(BatchSource[DataFrameRun]):
         every = {key: value for read in counts for key, value in read.items()}
         return DataFrameRun(outcomes=outcomes, leaders=leaders, counts=every)
 
+    def records(self, plan: PlannedBatch, run: DataFrameRun) -> Mapping[Partition, int]:
+        planned = {span.partition: span for span in plan.ranges}
+        counts: dict[Partition, int] = {}
+        for (topic, number, start, end), (delivered, _, _) in run.counts.items():
+            span = planned.get(partition := Partition(topic, number))
+            if span is not None and span.start <= start and end <= span.end:
+                counts[partition] = counts.get(partition, 0) + delivered
+        return counts
+
     def check(
         self, plan: PlannedBatch, tables: BatchTables, run: DataFrameRun
     ) -> WriteResult | None:

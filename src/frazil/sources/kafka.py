@@ -176,6 +176,13 @@ class KafkaSource(BatchSource[KafkaRun]):
         tasks = partial(self._tasks.run, plan.frame.sparkSession, plan.ranges)
         return self._plans.run(plan, tables, tasks)
 
+    def records(self, plan: PlannedBatch, run: KafkaRun) -> Mapping[Partition, int]:
+        counts = dict.fromkeys((planned.partition for planned in plan.ranges), 0)
+        for result in run.results:
+            total = result.total
+            counts[total.range.partition] += len(total.range) - total.invisible
+        return counts
+
     def check(self, plan: PlannedBatch, tables: BatchTables, run: KafkaRun) -> WriteResult | None:
         results = [*self._carried, *run.results]
         if not results:
