@@ -59,6 +59,8 @@ $(PROOFS):
 lock:  ## resolve the dependencies anew (needs uv)
 	uv pip compile -q --universal --python-version 3.10 --generate-hashes --no-emit-index-url \
 	  --group dev pyproject.toml -o requirements.lock
+	uv pip compile -q --universal --python-version 3.10 --generate-hashes --no-emit-index-url \
+	  --group build -c requirements.lock pyproject.toml -o deploy/container/requirements.lock
 
 clean:  ## remove the environment; jars and class archive in ~/.cache/frazil stay
 	rm -rf $(VENV)

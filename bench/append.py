@@ -25,6 +25,7 @@ import psutil
 
 from frazil.spark import jars
 from frazil.testing import datagen
+from frazil.testing.jars import spark_kafka_jars
 from frazil.testing.kafka import Broker
 
 TOPIC = "orders"
@@ -167,7 +168,7 @@ def spark_side(settings: dict[str, Any]) -> Any:
 
     jar_paths = [
         *jars.fetch(jars.ICEBERG, transitive=False, say=say),
-        *jars.spark_kafka(say),
+        *spark_kafka_jars(say),
     ]
     folder = settings["folder"]
     spark = (

@@ -40,9 +40,9 @@ import pyarrow.parquet as pq
 
 import frazil
 from frazil.config.model import Config, from_document
-from frazil.spark import jars
 from frazil.spark.session import session
 from frazil.testing import datagen
+from frazil.testing.jars import spark_kafka_jars
 from frazil.testing.kafka import Broker
 
 TOPIC = "orders"
@@ -86,7 +86,7 @@ class Bench:
                 "spark": {
                     "spark.master": "local[2]",
                     "spark.driver.memory": "4g",
-                    "spark.jars": ",".join(map(str, jars.spark_kafka(say))),
+                    "spark.jars": ",".join(map(str, spark_kafka_jars(say))),
                 },
                 "table": [{"name": "db.bench"}],
             }

@@ -17,13 +17,14 @@ from pathlib import Path
 from typing import Any
 
 from frazil.spark import jars
+from frazil.testing.jars import rest_catalog_jars
 from frazil.testing.kafka import QUICK_START, die_with_parent, free_ports
 
 
 class RestCatalog:
     def __init__(self, folder: Path, say: Callable[[str], None] = lambda _: None) -> None:
         self.folder = folder
-        self._classpath = jars.classpath(jars.rest_catalog(say))
+        self._classpath = jars.classpath(rest_catalog_jars(say))
         [self.port] = free_ports(1)
         self._process: subprocess.Popen[bytes] | None = None
 

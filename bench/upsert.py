@@ -46,6 +46,7 @@ from confluent_kafka import Producer
 
 from frazil.spark import jars
 from frazil.testing.datagen import create_topic, zigzag
+from frazil.testing.jars import spark_kafka_jars
 from frazil.testing.kafka import Broker
 
 TOPIC = "accounts"
@@ -586,7 +587,7 @@ def side(name: str, settings: dict[str, Any]) -> None:
 def _spark(folder: str, memory: str, *catalogs: str) -> Any:
     from pyspark.sql import SparkSession
 
-    jar_paths = [*jars.fetch(jars.ICEBERG, transitive=False, say=say), *jars.spark_kafka(say)]
+    jar_paths = [*jars.fetch(jars.ICEBERG, transitive=False, say=say), *spark_kafka_jars(say)]
     builder = (
         SparkSession.builder.master("local[2]")
         .config("spark.jars", ",".join(map(str, jar_paths)))

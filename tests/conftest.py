@@ -12,6 +12,7 @@ import pytest
 from frazil.config.model import Config, from_document
 from frazil.spark import jars
 from frazil.spark.session import session
+from frazil.testing.jars import rest_catalog_jars, spark_kafka_jars
 from frazil.testing.kafka import Broker
 from frazil.testing.process import toml
 from tests.oracle import Lake
@@ -24,8 +25,8 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     if getattr(session.config.option, "numprocesses", None):
         for group in (jars.ICEBERG, jars.SQLITE, jars.AWS):
             jars.fetch(group, transitive=False)
-        jars.spark_kafka()
-        jars.rest_catalog()
+        spark_kafka_jars()
+        rest_catalog_jars()
 
 
 @pytest.fixture(scope="session")
@@ -44,7 +45,7 @@ def lake(tmp_path_factory: pytest.TempPathFactory) -> Lake:
 @pytest.fixture(scope="session")
 def spark(lake: Lake) -> Iterator[Any]:
     more = jars.fetch(jars.AWS, transitive=False)  # for the tests with an object store
-    more += jars.spark_kafka()  # and those with Spark's own Kafka source
+    more += spark_kafka_jars()  # and those with Spark's own Kafka source
     settings = {"spark.jars": ",".join(map(str, more)), "spark.sql.shuffle.partitions": "2"}
     config = lake.config("spark", "none", "none:1", spark=settings)
     running = session(config)

@@ -52,7 +52,7 @@ def java() -> str:
 
 def spark_command(name: str) -> str:
     """`spark-sql` and its like, from this PySpark."""
-    return str(_pyspark_home() / "bin" / name)
+    return str(pyspark_home() / "bin" / name)
 
 
 def fetch(
@@ -109,40 +109,6 @@ def cached(coordinates: Sequence[str]) -> bool:
     return _folder(coordinates, transitive=False).is_dir()
 
 
-def spark_kafka(say: Callable[[str], None] = lambda _: None) -> list[Path]:
-    """Spark's own Kafka source and `from_avro`: for comparisons and users' queries; the pipeline
-    needs neither. Not all of it is published for this Spark version."""
-    return fetch(
-        (
-            "org.apache.spark:spark-sql-kafka-0-10_2.13:4.1.1",
-            "org.apache.spark:spark-avro_2.13:4.1.1",
-        ),
-        overrides=["org.apache.spark:spark-token-provider-kafka-0-10_2.13:4.0.0"],
-        excludes=["org.apache.hadoop", "org.scala-lang", "org.slf4j"],
-        say=say,
-    )
-
-
-def rest_catalog(say: Callable[[str], None] = lambda _: None) -> list[Path]:
-    """Iceberg's reference REST catalog server, over JDBC on SQLite: for tests and comparisons. It
-    is published as test code of 1.11; its Hadoop part is PySpark's own."""
-    core, jetty = "org.apache.iceberg:iceberg-core:1.11.0", "12.1.13"
-    jars = fetch(
-        (
-            core,
-            f"org.eclipse.jetty.ee10:jetty-ee10-servlet:{jetty}",
-            f"org.eclipse.jetty.compression:jetty-compression-server:{jetty}",
-            f"org.eclipse.jetty.compression:jetty-compression-gzip:{jetty}",
-            *SQLITE,
-            "org.slf4j:slf4j-simple:2.0.17",
-        ),
-        say=say,
-    )
-    server = ("org.apache.iceberg:iceberg-open-api:1.11.0:test-fixtures", f"{core}:tests")
-    jars += fetch(server, transitive=False, say=say)
-    return jars + sorted((_pyspark_home() / "jars").glob("hadoop-client-*.jar"))
-
-
 def classpath(jars: Sequence[Path]) -> str:
     return os.pathsep.join(map(str, jars))
 
@@ -155,7 +121,7 @@ def _retrieve(
     target: Path,
 ) -> None:
     command = java()
-    ivy = sorted((_pyspark_home() / "jars").glob("ivy-*.jar"))
+    ivy = sorted((pyspark_home() / "jars").glob("ivy-*.jar"))
     if not ivy:
         raise ConfigError(
             "cannot fetch jars: this PySpark ships no Ivy", hint="pip install pyspark"
@@ -247,7 +213,7 @@ def _ivy_xml(
     )
 
 
-def _pyspark_home() -> Path:
+def pyspark_home() -> Path:
     import pyspark  # imported late: fetching a broker's jars should not cost Spark's import
 
     return Path(pyspark.__file__).parent

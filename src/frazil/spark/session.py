@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -89,6 +90,8 @@ def started(settings: dict[str, str], paths: Iterable[Path], log_level: str) -> 
     jars.java()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # workers need the same packages
     os.environ["RUST_BACKTRACE"] = "0"  # a block that polars refuses is expected
+    if settings["spark.master"].startswith("local"):
+        give_the_host_an_address()
     extra = settings.pop("spark.jars", "")
     builder = SparkSession.builder.config(
         "spark.jars", ",".join([*map(str, paths), *filter(None, [extra])])
@@ -106,6 +109,15 @@ def started(settings: dict[str, str], paths: Iterable[Path], log_level: str) -> 
     spark.sparkContext.setLogLevel(log_level)
     register(spark)
     return spark
+
+
+def give_the_host_an_address() -> None:
+    """Spark looks up the address of the machine's name, and does not start where it has none, as in
+    some containers. With all of Spark on one machine loopback will do."""
+    try:
+        socket.gethostbyname(socket.gethostname())
+    except OSError:
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
 
 
 def _unstarted(fact: str) -> ConfigError:

@@ -28,11 +28,6 @@ from frazil.spark import jars
 QUICK_START = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xmx512m", "-Xshare:auto")
 
 
-def spark_kafka_jars() -> list[Path]:
-    """Spark's own Kafka source and its Avro functions, for a session that reads beside Frazil."""
-    return jars.spark_kafka()
-
-
 def free_ports(count: int) -> list[int]:
     sockets = [socket.socket() for _ in range(count)]
     try:
