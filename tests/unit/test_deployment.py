@@ -137,10 +137,10 @@ def test_the_runbook_has_every_error_that_an_operator_must_act_on():
 
 def test_hadolint_finds_nothing_in_the_containerfile():
     hadolint = Path(sys.executable).with_name("hadolint")
-    found = subprocess.run(
+    lint = subprocess.run(
         [hadolint, DEPLOY / "container" / "Containerfile"], capture_output=True, text=True
     )
-    assert (found.returncode, found.stdout) == (0, "")
+    assert (lint.returncode, lint.stdout) == (0, "")
 
 
 def test_the_container_gets_the_versions_that_are_tested():
