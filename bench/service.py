@@ -225,6 +225,22 @@ def memory(broker: int) -> dict[str, int]:
     return {k: v if k.endswith("count") else v // 2**20 for k, v in now.items()}
 
 
+def cpu(broker: int) -> dict[str, float]:
+    """CPU-seconds of the driver, of its JVM, and of all Python processes below it."""
+    used = {"driver": 0.0, "jvm": 0.0, "python": 0.0}
+    me = psutil.Process()
+    for process in (me, *me.children(recursive=True)):
+        try:
+            if process.pid == broker:
+                continue
+            who = "driver" if process == me else "jvm" if process.name() == "java" else "python"
+            times = process.cpu_times()
+            used[who] += times.user + times.system
+        except psutil.NoSuchProcess:
+            continue
+    return used
+
+
 def sinks(folder: Path, broker: Broker, count: int) -> dict[str, Any]:
     definitions = folder / "sinks"
     definitions.mkdir()
@@ -232,7 +248,7 @@ def sinks(folder: Path, broker: Broker, count: int) -> dict[str, Any]:
         name = f"s{number:03d}"
         create_topic(broker.bootstrap, name, 1)
         path = definitions / f"{name}.toml"
-        path.write_text(toml(document(folder, broker, name, commit_interval="1s")))
+        path.write_text(toml(document(folder, broker, name)))
         producer = Producer({"bootstrap.servers": broker.bootstrap})
         for i in range(100):
             producer.produce(name, b'{"id": %d}' % i, partition=0)
@@ -247,16 +263,16 @@ def sinks(folder: Path, broker: Broker, count: int) -> dict[str, Any]:
     service = Service(ConfigFiles([definitions]), observers=observer).start()
     spark = time.time() - began
     _until(lambda: len(watched) == count and all(w.first_commit for w in watched.values()))
-    idle = psutil.Process().cpu_times()
-    time.sleep(10)
-    later = psutil.Process().cpu_times()
+    idle = cpu(broker.pid)
+    time.sleep(20)
+    later = cpu(broker.pid)
     figures = {
         "sinks": count,
         "spark_s": round(spark, 1),
         "first_running_s": round(min(w.started_at for w in watched.values()) - began, 1),
         "all_running_s": round(max(w.started_at for w in watched.values()) - began, 1),
         "all_committed_s": round(max(w.first_commit for w in watched.values()) - began, 1),
-        "idle_driver_cpu": round((later.user + later.system - idle.user - idle.system) / 10, 2),
+        **{f"idle_{who}_cores": round((later[who] - idle[who]) / 20, 2) for who in idle},
         **memory(broker.pid),
     }
     stopping = time.time()

@@ -23,6 +23,21 @@ def run(path: Path, spark: SparkSession) -> None:
     query.awaitTermination()
 
 
+def run_several(path: Path, spark: SparkSession) -> None:
+    def changed(status: frazil.SinkStatus) -> None:
+        print(status.sink, status.state, status.since, status.refused)
+
+    with frazil.run_all([path, "sinks/", configured()], watch="2s", changed=changed) as service:
+        over: bool = service.wait(timeout=60)
+        error: frazil.errors.FrazilError | None = service.sinks["orders"].error
+        problem: str = service.problems["orders.toml"]
+        service.check()
+        print(over, error, problem)
+    once: frazil.Service = frazil.run_all([path], spark=spark, until_caught_up=True)
+    stopped: bool = once.stop()
+    print(stopped)
+
+
 def configured() -> frazil.Config:
     return frazil.Config(
         sink={"id": "orders", "topics": ["orders"]},

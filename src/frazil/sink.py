@@ -64,7 +64,7 @@ from frazil.sources.base import (
 from frazil.sources.kafka import KafkaSource
 from frazil.sources.of_config import refuse_keys, source_of
 from frazil.spark.foreach_batch import BatchGate, interrupt, with_trigger
-from frazil.spark.query import Running, translated
+from frazil.spark.query import Running, started, translated
 from frazil.spark.session import session
 from frazil.steps import Step
 
@@ -222,8 +222,8 @@ class Sink:
             for batch in staged:
                 self.committer.submit(batch, bounded=False)
             self._query = Running(
-                writer.start(),
-                lambda: self._retry(lambda: self._writer(spark, until)).start(),
+                started(writer.start),
+                lambda: started(self._retry(lambda: self._writer(spark, until)).start),
                 patience=duration(self.config.sink.unavailable_timeout),
                 blocked=self._retry.waiting,
             )

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from frazil.spark.shared_session import STATIC, of_process
+
 
 def test_workers_have_no_archive_to_look_over_before_each_task(spark: Any):
     def archives(_: int) -> Iterator[str]:
@@ -15,3 +17,15 @@ def test_workers_have_no_archive_to_look_over_before_each_task(spark: Any):
                 yield path
 
     assert spark.sparkContext.parallelize([0], 1).flatMap(archives).collect() == []
+
+
+def test_what_spark_takes_only_at_its_start_is_known_to_be_of_the_process(spark: Any):
+    """A new version of Spark may have more of them."""
+    known = spark._jvm.java.lang.Class.forName("org.apache.spark.sql.internal.SQLConf$")
+    settings = known.getField("MODULE$").get(None)
+    keys = [str(entry.key()) for entry in settings.getConfigEntries().toArray()]
+    static = {key for key in keys if settings.isStaticConfigKey(key)}
+    assert len(static) > 20
+    assert {key for key in static if not of_process(key)} == set()
+    assert static >= STATIC
+    assert not of_process("spark.sql.shuffle.partitions")

@@ -13,6 +13,8 @@ from typing import Any
 
 import frazil
 from frazil.cli.signals import children
+from frazil.service.definitions import FixedConfigs
+from frazil.service.service import Service
 from frazil.testing.datagen import create_topic
 from frazil.testing.kafka import Broker
 from frazil.testing.process import toml
@@ -170,10 +172,29 @@ def test_sinks_of_a_folder_share_a_process_and_no_trouble(
         frazil.audit(sinks.file(sink), spark=False).raise_unless_proven()
 
 
-def test_sinks_with_configs_catch_up_in_a_session_of_the_users(
+class Pools:
+    """An observer: the pool of the thread that runs the batches."""
+
+    def __init__(self, spark: Any) -> None:
+        self._spark = spark
+        self.pools: set[str] = set()
+
+    def started(self, run: frazil.Run) -> None: ...
+
+    def step(self, step: frazil.Step) -> None:
+        if step.name == "written":
+            self.pools.add(self._spark.sparkContext.getLocalProperty("spark.scheduler.pool"))
+
+    def tick(self, run: frazil.Run) -> None: ...
+
+    def ended(self, error: frazil.errors.FrazilError | None) -> None: ...
+
+
+def test_sinks_of_configs_catch_up_in_a_session_of_the_users(
     broker: Broker, lake: Lake, spark: Any, name: str, tmp_path: Path
 ):
-    """Two catalogs of one name, and another session's pool: nothing of it is left behind."""
+    """Two catalogs of one name, each in a session and a pool of its own, and nothing of it in the
+    user's."""
     elsewhere = Lake(tmp_path)
     configs = []
     for number, own in enumerate((lake, elsewhere)):
@@ -182,12 +203,15 @@ def test_sinks_with_configs_catch_up_in_a_session_of_the_users(
         produce(broker.bootstrap, sink, numbered(10 + number))
         configs.append(own.config(sink, sink, broker.bootstrap))
     states: list[tuple[str, str]] = []
-    with frazil.run_all(
-        configs,
+    pools = {config.sink.id: Pools(spark) for config in configs}
+    with Service(
+        FixedConfigs(configs),
         spark=spark,
+        observers=lambda config: [pools[config.sink.id]],
+        watch=None,
         until_caught_up=True,
         changed=lambda status: states.append((status.sink, status.state)),
-    ) as service:
+    ).start() as service:
         assert service.wait(WITHIN)
         assert {status.state for status in service.sinks.values()} == {"ended"}
     for number, (config, own) in enumerate(zip(configs, (lake, elsewhere), strict=True)):
@@ -195,4 +219,7 @@ def test_sinks_with_configs_catch_up_in_a_session_of_the_users(
         assert assert_exact(own, f"db.{sink}", broker.bootstrap, sink) == 10 + number
         assert [state for of, state in states if of == sink] == ["starting", "running", "ended"]
         frazil.audit(config, spark=False).raise_unless_proven()
+    assert {sink: seen.pools for sink, seen in pools.items()} == {
+        sink: {f"frazil-{sink}"} for sink in pools
+    }
     assert spark.sparkContext.getLocalProperty("spark.scheduler.pool") is None

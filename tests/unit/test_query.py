@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -16,7 +17,7 @@ from frazil.errors import (
     encode_for_spark,
 )
 from frazil.spark import query as querying
-from frazil.spark.query import Running, translated
+from frazil.spark.query import STARTS, Running, started, translated
 
 LOST = (
     "[STREAM_FAILED] Query [id = 1, runId = 2] terminated with exception: "
@@ -143,3 +144,44 @@ def test_what_spark_says_of_a_python_process_that_it_did_not_reach(text: str):
     error: FrazilError = translated(RuntimeError(text))
     assert isinstance(error, PythonWorkerUnavailable)
     assert error.detail == text
+
+
+class StartingQuery(FakeQuery):
+    """Initializes until it is told that it has its sources."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.status = {"message": "Initializing sources"}
+
+
+def test_queries_start_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch):
+    """Each starts a Python process, which has 10 seconds to connect back."""
+    monkeypatch.setattr(querying, "_STATUS_SECONDS", 0.01)
+    queries = [StartingQuery() for _ in range(3 * STARTS)]
+    begun: list[StartingQuery] = []
+
+    def start(query: StartingQuery) -> Any:
+        begun.append(query)
+        return query
+
+    threads = [
+        threading.Thread(target=started, args=(lambda query=query: start(query),), daemon=True)
+        for query in queries
+    ]
+    for thread in threads:
+        thread.start()
+    for done in range(STARTS, len(queries), STARTS):
+        eventually(lambda expected=done: len(begun) == expected)
+        time.sleep(0.05)
+        assert len(begun) == done
+        for query in begun[done - STARTS :]:
+            query.status = {"message": "Getting offsets"}
+    eventually(lambda: len(begun) == len(queries))
+    begun[-1].stop()  # one that has ended makes room, too
+    for query in begun:
+        query.error = LOST
+    for thread in threads:
+        thread.join(WITHIN)
+    for _ in range(2 * STARTS):
+        with pytest.raises(RuntimeError):
+            started(lambda: (_ for _ in ()).throw(RuntimeError("no")))

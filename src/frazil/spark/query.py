@@ -8,10 +8,12 @@ query is restarted from the sink's position. Every other failure ends it.
 from __future__ import annotations
 
 import logging
+import os
 import re
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 from pyspark.errors import PySparkException
 from pyspark.sql.streaming.query import StreamingQuery
@@ -27,6 +29,11 @@ _NO_WORKER = re.compile(
     r"|CANNOT_OPEN_SOCKET|UNEXPECTED_RESPONSE_FROM_SERVER|\b_do_server_auth\b"
 )
 _LOOK_SECONDS = 0.25
+#: Queries that start at once: each starts a Python process, which needs a core to be in time.
+STARTS = max(2, os.cpu_count() or 1)
+#: Seconds after which a query that still starts no longer keeps others from it.
+_START_SECONDS, _STATUS_SECONDS = 30.0, 0.05
+_starts = threading.BoundedSemaphore(STARTS)
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 5.0
 
 
@@ -51,6 +58,30 @@ def translated(error: Exception) -> FrazilError:
 def _error(query: StreamingQuery) -> FrazilError | None:
     error = query.exception()
     return None if error is None else translated(error)
+
+
+def started(start: Callable[[], StreamingQuery]) -> StreamingQuery:
+    """Start a query, when few enough others are starting. Fifty at once would all be late, and so
+    would their restarts."""
+    _starts.acquire()
+    try:
+        query = start()
+    except BaseException:
+        _starts.release()
+        raise
+    threading.Thread(target=_release, args=(query,), name="frazil-start", daemon=True).start()
+    return query
+
+
+def _release(query: StreamingQuery) -> None:
+    """Let the next query start when this one has its sources, or has ended."""
+    deadline = time.monotonic() + _START_SECONDS
+    with suppress(Exception):  # Spark's process has ended: whoever uses the query tells that
+        while query.isActive and query.status["message"].startswith("Initializing"):
+            if time.monotonic() > deadline:
+                break
+            time.sleep(_STATUS_SECONDS)
+    _starts.release()
 
 
 class Running:
