@@ -43,9 +43,9 @@ CHAPTERS = (
     "sink",
     "auditing",
     "monitoring",
-    "service",
     "ops",
     "sql",
+    "service",
     "testing",
     "cli",
 )
@@ -73,7 +73,7 @@ LATE = {
     "iceberg.static_table": 4,  # local files are read without paying for pyiceberg's import
     "iceberg.file_io": 1,  # the same
     "iceberg.metadata_location": 4,  # the same, and psycopg is there or not
-    "cli.app": 3,  # a command loads what it needs: `frazil --help` answers at once
+    "cli.app": 4,  # a command loads what it needs: `frazil --help` answers at once
     "cli.preflight": 3,  # the same
     "cli.commands": 22,  # a command loads what it needs: `frazil --help` answers at once
     "cli.init": 2,  # the same
@@ -235,8 +235,6 @@ def test_the_jvms_room_does_touch_it():
 KNOWING = {
     "sink": "drives the query",
     "run": "Spark's own handle of a query",
-    "service.service": "hands a user's session on",
-    "service.sink_run": "hands the session to the sink",
     "commit.startup": "hands the session to the source",
     "sources.of_config": "a DataFrame, or the stream of the config",
     "iceberg.java": "the catalogs of a session, with Py4J",

@@ -35,7 +35,14 @@ from frazil.errors import (
 )
 from frazil.service import service as services
 from frazil.service.changes import EFFECTS, LIVE, REFUSED, RESTART, changes
-from frazil.service.definitions import ConfigFiles, Definition, FixedConfigs, Several
+from frazil.service.definitions import (
+    ConfigFiles,
+    Definition,
+    Definitions,
+    FixedConfigs,
+    Several,
+    source_of,
+)
 from frazil.service.service import Service
 from frazil.service.sink_thread import SinkThread
 from frazil.service.supervision import (
@@ -53,6 +60,7 @@ from frazil.service.supervision import (
     Watch,
 )
 from frazil.spark.shared_session import SharedSession
+from frazil.sql.definition_files import DefinitionFiles
 
 WITHIN = 20.0
 
@@ -83,15 +91,19 @@ def test_every_key_of_every_section_has_its_effect():
     kinds = {"sink": SinkConfig, "tables": TableConfig, "routes": RouteConfig}
     sections = {names.get(f.name, f.name): f for f in dataclasses.fields(ConfigSections)}
     assert EFFECTS.keys() == sections.keys()
+    expected: dict[str, set[str]] = {}
     for section, field in sections.items():
         kind = kinds.get(field.name, field.default_factory)
-        keys = (
-            {f.name for f in dataclasses.fields(kind)} if dataclasses.is_dataclass(kind) else set()
+        passed_through = section in ("kafka", "spark", "route") or not dataclasses.is_dataclass(
+            kind
         )
-        if section not in ("catalog", "route", "kafka", "spark"):
-            assert EFFECTS[section].keys() == keys, section
-        elif section != "catalog":
-            assert EFFECTS[section].keys() == {"*"}, section
+        keys = {"*"} if passed_through else {f.name for f in dataclasses.fields(kind)}
+        if section != "catalog":
+            expected[section] = keys
+    classified = {section: set(keys) for section, keys in EFFECTS.items() if section != "catalog"}
+    unclassified = {s: expected[s] - classified[s] for s in expected if expected[s] - classified[s]}
+    assert unclassified == {}
+    assert classified == expected
     assert {f.name for f in dataclasses.fields(CatalogConfig)} == {"name", "properties"}
 
 
@@ -521,6 +533,63 @@ def test_touching_a_file_makes_another_version_of_it(tmp_path: Path):
     now = files.read().sinks["a"]
     assert now.config == first.config
     assert now.version != first.version
+
+
+SQL = """
+CREATE CONNECTION k TO KAFKA (BROKER 'b:1');
+CREATE CONNECTION c TO ICEBERG CATALOG (TYPE = 'hadoop', WAREHOUSE = '/lake');
+CREATE SINK {0} FROM KAFKA CONNECTION k (TOPIC '{1}') FORMAT JSON
+  TO ICEBERG CATALOG c NAMESPACE 'shop' TABLE '{0}';
+"""
+
+
+def test_statements_define_sinks_too_and_stop_and_start_them(tmp_path: Path):
+    path = tmp_path / "all.sql"
+    path.write_text(SQL.format("a", "t"))
+    write(tmp_path, "b.toml", "b")
+    source = source_of([tmp_path])
+    first = source.read().sinks
+    assert {sink: (d.origin, d.running) for sink, d in first.items()} == {
+        "a": ("all.sql", True),
+        "b": ("b.toml", True),
+    }
+
+    def taken() -> Definitions:
+        source.read()
+        return source.read()
+
+    path.write_text(SQL.format("a", "t") + "STOP SINK a;")
+    assert source.read().sinks["a"] == first["a"]
+    assert not taken().sinks["a"].running
+    path.write_text(SQL.format("a", "other"))
+    assert taken().sinks["a"].config.sink.topics == ("other",)
+    path.write_text(SQL.format("a", "other") + "CREATE nonsense")
+    now = taken()
+    assert list(now.sinks) == ["b"]
+    assert now.keeps(first["a"])
+    path.unlink()
+    assert not taken().keeps(first["a"])
+
+
+def test_a_file_of_statements_may_be_named_and_define_several(tmp_path: Path):
+    path = tmp_path / "all.sql"
+    create = SQL.format("a", "t")
+    path.write_text(create + create[create.index("CREATE SINK") :].replace("SINK a", "SINK b"))
+    assert set(source_of([path]).read().sinks) == {"a", "b"}
+
+
+def test_a_folder_of_toml_files_alone_is_left_as_it_is(tmp_path: Path):
+    write(tmp_path, "a.toml", "a")
+    source = source_of([tmp_path])
+    source.read()
+    with source.watching():
+        assert [path.name for path in tmp_path.iterdir()] == ["a.toml"]
+    (tmp_path / "b.sql").write_text(SQL.format("b", "t"))
+    source = source_of([tmp_path])
+    source.read()
+    with source.watching():
+        assert DefinitionFiles(tmp_path).watched()
+    assert not DefinitionFiles(tmp_path).watched()
 
 
 def test_files_and_configs_together_have_one_sink_of_an_id(tmp_path: Path):

@@ -65,6 +65,15 @@ def traced_config(path: str | Path) -> tuple[Config, Origins]:
     return config_of_file(path)
 
 
+def defines_several(path: Path) -> bool:
+    """Does a file of SQL statements define several sinks?"""
+    if path.suffix != ".sql":
+        return False
+    from frazil.sql.definitions import configs_of
+
+    return len(configs_of(path)) > 1
+
+
 def config_argument(text: str) -> Any:
     return typer.Argument(parser=load_config, help=text)
 
@@ -147,6 +156,13 @@ def is_config(target: str) -> bool:
     try:
         return Path(target).suffix in (".toml", ".sql") or Path(target).is_file()
     except (OSError, ValueError):
+        return False
+
+
+def is_folder(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except (OSError, ValueError):  # a name that is too long, or no text
         return False
 
 

@@ -44,9 +44,11 @@ try:  # Ctrl-C this early is a normal stop: nothing was begun
         command,
         config_app,
         config_argument,
+        defines_several,
         dlq_app,
         index_app,
         is_config,
+        is_folder,
         load_config,
         offsets_app,
         print_report,
@@ -63,7 +65,6 @@ try:  # Ctrl-C this early is a normal stop: nothing was begun
     from frazil.errors import ConfigError, FrazilError, counted, from_traceback
     from frazil.offsets import Partition
     from frazil.render import Report
-    from frazil.service.definitions import is_folder
 except KeyboardInterrupt:
     sys.exit(130)
 
@@ -101,8 +102,8 @@ def run(
         list[Path],
         typer.Argument(
             metavar="FILE|DIR...",
-            help="TOML file; see docs/reference/config.md. Of several, or of a folder, every sink "
-            "in one process.",
+            help="TOML file (see docs/reference/config.md), or SQL. Of several, or of a folder, "
+            "every sink in one process.",
         ),
     ],
     until_caught_up: Annotated[
@@ -121,7 +122,7 @@ def run(
     watch_interval: Annotated[str, typer.Option(help="How often the files are looked at.")] = "2s",
 ) -> Report:
     """Stream Kafka into the tables until stopped: one sink, or several in one process."""
-    if len(paths) > 1 or is_folder(paths[0]):
+    if len(paths) > 1 or is_folder(paths[0]) or defines_several(paths[0]):
         from frazil.cli.service import ServiceCommand
 
         seconds = duration(watch_interval, "--watch-interval")

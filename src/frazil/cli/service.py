@@ -21,7 +21,7 @@ from frazil.monitoring.http import MonitoringServer
 from frazil.monitoring.observer import Observer
 from frazil.monitoring.of_config import observers_of
 from frazil.render import Line
-from frazil.service.definitions import ConfigFiles
+from frazil.service.definitions import source_of
 from frazil.service.service import Service
 from frazil.service.supervision import SinkStatus, State
 
@@ -56,7 +56,7 @@ class ServiceCommand:
         self._servers: dict[str, MonitoringServer] = {}
         self.exit_code = 0
         self.service = Service(
-            ConfigFiles(paths),
+            source_of(paths),
             observers=self._observers_of,
             watch=watch,
             until_caught_up=until_caught_up,

@@ -1,20 +1,31 @@
 """Which sinks a service runs: their definitions, looked at again and again.
 
-In: files, and folders of them. Out: what they define now, and what is wrong with them. A file
-is taken as it is when two looks have seen the same content, so one that is being written does not
-count. A file that cannot be read, or that contradicts another, defines nothing, and takes nothing
-away: whoever ran by its former content goes on. Runs on the driver.
+In: TOML files, files of SQL statements, and folders of both. Out: what they define now, and what is
+wrong with them. A file is taken as it is when two looks have seen the same content, so one that is
+being written does not count. A file that cannot be read, or that contradicts another, defines
+nothing, and takes nothing away: whoever ran by its former content goes on. Runs on the driver.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
 from frazil.config.model import Config, load
 from frazil.errors import ConfigError
+from frazil.sql.definition_files import StoredTexts
+from frazil.sql.definitions import (
+    RUNNING,
+    configs_of,
+    home_of,
+    loaded,
+    open_definitions,
+    sink_definitions,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +71,9 @@ class DefinitionSource(Protocol):
     def read(self) -> Definitions:
         """What is defined now. Does not raise for what is wrong in a definition."""
 
+    def watching(self) -> AbstractContextManager[object]:
+        """Held by a service that looks again and again."""
+
 
 def combined(definitions: Iterable[Definition], problems: Mapping[str, Problem]) -> Definitions:
     """Sinks by their ids; an id that several have is a problem of each of them."""
@@ -90,6 +104,9 @@ class FixedConfigs:
         made = [Definition(c, f"config {number}") for number, c in enumerate(self.configs, 1)]
         return combined(made, {})
 
+    def watching(self) -> AbstractContextManager[object]:
+        return nullcontext()
+
 
 @dataclass(frozen=True, slots=True)
 class Several:
@@ -102,27 +119,72 @@ class Several:
         problems = {name: problem for look in looks for name, problem in look.problems.items()}
         return combined([made for look in looks for made in look.sinks.values()], problems)
 
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        with ExitStack() as stack:
+            for source in self.sources:
+                stack.enter_context(source.watching())
+            yield
+
 
 def source_of(targets: Sequence[str | Path | Config]) -> DefinitionSource:
     """Files and folders of files, or configs."""
     configs = [target for target in targets if isinstance(target, Config)]
     paths = [Path(target) for target in targets if not isinstance(target, Config)]
-    return Several([FixedConfigs(configs), ConfigFiles(paths)])
+    stored = [StatementFolder(path) for path in paths if is_folder(path)]
+    return Several([FixedConfigs(configs), ConfigFiles(paths), *stored])
 
 
-#: How the files of a suffix are read: id of a sink → its config.
-LOADERS: dict[str, Callable[[Path], Mapping[str, Config]]] = {}
+class StatementFolder:
+    """The SQL statements of a folder: together they define its sinks."""
+
+    def __init__(self, folder: Path) -> None:
+        self._definitions = open_definitions(folder)
+        self._folder = folder
+        self._seen = self._taken = ""
+        self._result = Definitions()
+
+    def read(self) -> Definitions:
+        store = self._definitions.store
+        try:
+            stored = store.read()
+        except ConfigError as error:
+            held = frozenset(self._result.sinks)
+            return Definitions({}, {str(self._folder): Problem(str(error), held)})
+        settled = not self._taken or stored.version == self._seen
+        self._seen = stored.version
+        if settled and stored.version != self._taken:
+            self._taken, self._result = stored.version, self._read(stored)
+        return self._result
+
+    def _read(self, stored: StoredTexts) -> Definitions:
+        made = loaded(stored)
+        problems = {home: Problem(str(error)) for home, error in made.errors.items()}
+        definitions = []
+        sinks = sink_definitions(made, self._definitions.store.base, os.environ)
+        for name, sink in sinks.items():
+            key = ("sink", name)
+            home = made.homes.get(key, home_of(key))
+            if sink.config is not None:
+                running = sink.state == RUNNING
+                definitions.append(Definition(sink.config, home, sink.version, running))
+            else:
+                message = str(sink.error)
+                problems[home] = Problem(message, problems.get(home, Problem("")).sinks | {name})
+        return combined(definitions, problems)
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        with ExitStack() as stack:
+            if self._result.sinks:  # it leaves a file in the folder
+                with suppress(OSError):  # in one that may only be read it cannot
+                    stack.enter_context(self._definitions.watching())
+            yield
+
+
 #: The content of a file, and when it was written; None if it cannot be read.
 _Content = tuple[bytes, int] | None
 _NOTHING = (b"", -1)
-
-
-def _load_toml(path: Path) -> Mapping[str, Config]:
-    config = load(path)
-    return {config.sink.id: config}
-
-
-LOADERS[".toml"] = _load_toml
 
 
 @dataclass(slots=True)
@@ -143,7 +205,7 @@ class _File:
 
 
 class ConfigFiles:
-    """Files, and folders of files. Symbolic links are followed, hidden files are not read."""
+    """Files, and folders of TOML files. Symbolic links are followed, hidden files are not read."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self._paths = paths
@@ -169,6 +231,9 @@ class ConfigFiles:
         problems |= {file.name: file.problem for file in files if file.problem}
         return combined([made for file in files for made in file.definitions], problems)
 
+    def watching(self) -> AbstractContextManager[object]:
+        return nullcontext()
+
     def _listed(self) -> tuple[list[Path], dict[str, Problem]]:
         paths: dict[Path, None] = {}
         problems = {}
@@ -186,7 +251,7 @@ class ConfigFiles:
                 )
             else:
                 paths |= dict.fromkeys(
-                    p for p in below if p.suffix in LOADERS and not p.name.startswith(".")
+                    p for p in below if p.suffix == ".toml" and not p.name.startswith(".")
                 )
         return list(paths), problems
 
@@ -200,13 +265,18 @@ class ConfigFiles:
         definitions: tuple[Definition, ...] = ()
         problem = None
         try:
-            configs = LOADERS.get(path.suffix, _load_toml)(path)
+            configs = configs_of(path) if path.suffix == ".sql" else _of_toml(path)
             version = str(content[1]) if content else ""
             definitions = tuple(Definition(c, file.name, version) for c in configs.values())
         except ConfigError as error:
             problem = Problem(str(error), file.sinks)
         if _content(path) == content:  # else it was written meanwhile
             file.taken, file.definitions, file.problem = content, definitions, problem
+
+
+def _of_toml(path: Path) -> Mapping[str, Config]:
+    config = load(path)
+    return {config.sink.id: config}
 
 
 def is_folder(path: Path) -> bool:

@@ -149,11 +149,9 @@ class Service:
     # ── definitions ──────────────────────────────────────────────────────────────────────────
 
     def _look(self) -> None:
-        while not self._closed.wait(self._watch):
-            try:
+        with self._source.watching():
+            while not self._closed.wait(self._watch):
                 self._take(self._source.read())
-            except FrazilError as error:  # a store of definitions that does not answer
-                self._report({"": str(error)})
 
     def _take(self, now: Definitions) -> None:
         """Sinks begin, change and end as they are defined now."""

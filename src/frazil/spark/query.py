@@ -64,11 +64,12 @@ def started(start: Callable[[], StreamingQuery]) -> StreamingQuery:
     """Start a query, when few enough others are starting. Fifty at once would all be late, and so
     would their restarts."""
     _starts.acquire()
+    query = None
     try:
         query = start()
-    except BaseException:
-        _starts.release()
-        raise
+    finally:
+        if query is None:
+            _starts.release()
     threading.Thread(target=_release, args=(query,), name="frazil-start", daemon=True).start()
     return query
 
