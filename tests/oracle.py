@@ -56,6 +56,9 @@ class Lake:
             "dead_letters": sections.get("dead_letters", {}),
             "completeness": sections.get("completeness", {}),
             "metrics": sections.get("metrics", {}),
+            "health": sections.get("health", {}),
+            "log": sections.get("log", {}),
+            "notify": sections.get("notify", {}),
         }
 
     def config(self, name: str, topic: str, bootstrap: str, **sections: Any) -> Config:

@@ -12,6 +12,7 @@ nothing of weight: Spark, Arrow and Kafka's client are imported where they are f
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -24,7 +25,10 @@ from frazil.config.sections import (
     CompletenessConfig,
     DeadLettersConfig,
     DecodeConfig,
+    HealthConfig,
+    LogConfig,
     MetricsConfig,
+    NotifyConfig,
     RouteConfig,
     SinkConfig,
     TableConfig,
@@ -60,7 +64,10 @@ __all__ = [
     "Cut",
     "DeadLettersConfig",
     "DecodeConfig",
+    "HealthConfig",
+    "LogConfig",
     "MetricsConfig",
+    "NotifyConfig",
     "Partition",
     "Range",
     "RouteConfig",
@@ -85,6 +92,8 @@ __all__ = [
     "status",
     "write",
 ]
+
+logging.getLogger("frazil").addHandler(logging.NullHandler())  # the program decides, not a library
 
 #: Names that need Spark or Arrow, and the modules that they are imported from at their first use.
 _LAZY = {

@@ -48,6 +48,8 @@ class FrazilError(Exception):
         self.hint = hint
         #: the full traceback or Spark message; not pickled
         self.detail = ""
+        #: a log has a line of it already
+        self.logged = False
 
     def __str__(self) -> str:
         return f"{self.message}\nhint: {self.hint}" if self.hint else self.message

@@ -27,7 +27,7 @@ class Retry:
     def __init__(self, timeout: float, stopping: Callable[[], bool]) -> None:
         self._timeout = timeout
         self._stopping = stopping
-        #: gets the reason of each wait
+        #: gets the reason of each wait, and "" at its end
         self.waiting: Callable[[str], None] = lambda reason: None
 
     def __call__(self, call: Callable[[], T]) -> T:
@@ -35,7 +35,10 @@ class Retry:
         pause = _FIRST_PAUSE
         while True:
             try:
-                return call()
+                result = call()
+                if pause > _FIRST_PAUSE:
+                    self.waiting("")
+                return result
             except (Unavailable, CommitStateUnknown) as error:
                 if self._stopping() or time.monotonic() > deadline:
                     raise

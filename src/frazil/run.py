@@ -86,6 +86,7 @@ class Run(StreamingQuery):
         self._ends_by_itself = ends_by_itself
         self._ending = threading.Lock()
         self._stopped = False
+        self._beaten = False
         _runs[_identity(config)] = self
 
     # ── how far it is ────────────────────────────────────────────────────────────────────────
@@ -98,6 +99,11 @@ class Run(StreamingQuery):
     def position(self) -> Cut:
         """Everything below it is committed, in the tables and in the index."""
         return self.committer.progress.position
+
+    @property
+    def staged(self) -> Cut:
+        """Everything below it is committed, or staged and durable."""
+        return self._stream.position.cut
 
     @property
     def complete_until(self) -> datetime | None:
@@ -119,6 +125,15 @@ class Run(StreamingQuery):
     def advice(self) -> list[str]:
         """Suggestions for the owner of tables that existed before the sink."""
         return self._events.maintenance.advice()
+
+    def beat(self, content: bytes) -> None:
+        """Write the heartbeat of this run where the sink stages, so that others see that it runs.
+        Of earlier runs only the heartbeat of the last one stays. Any thread may call it."""
+        staging = self._events.staging
+        staging.beat(content)
+        if not self._beaten:
+            staging.forget_heartbeats()
+            self._beaten = True
 
     def ends(self) -> Cut:
         """The current end of the topics."""

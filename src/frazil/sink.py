@@ -108,7 +108,8 @@ class MicroBatches:
         if opening := self._source.opening(spark_batch_id, self._stream.position):
             self._stage(opening, window_start_ms)
         plan = self._source.plan(frame, spark_batch_id, self._stream.position)  # 1
-        self._on_step(Step("planned", self._stream.number, time.time()))
+        planned = sum(span.end - span.start for span in plan.ranges) if plan else 0
+        self._on_step(Step("planned", self._stream.number, time.time(), records=planned))
         if plan is None:
             return
         tables, run = self._run(plan)  # 2, 3

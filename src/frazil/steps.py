@@ -47,7 +47,8 @@ class Step:
     name: str
     batch: int
     at: float  # seconds since 1970
-    #: of `written`: rows of its tables, without dead letters and the rows of `_deleted` tables
+    #: of `written`: rows of its tables, without dead letters and the rows of `_deleted` tables;
+    #: of `planned`: its offsets
     records: int = 0
     #: of `written`: seconds of its tasks by part; of `committed` and `commit-failed`: of the commit
     #: of `maintained`: of the task, by its name
@@ -69,5 +70,7 @@ class Step:
     tables: Mapping[str, WrittenFiles] = field(default_factory=dict)
     #: of commits and of `maintained`: the table
     table: str = ""
+    #: of commits: the id of the last batch in it
+    commit_id: str = ""
     #: of `commit-failed` and `commit-retried`; of `maintained`, if the task failed
     error: FrazilError | None = None

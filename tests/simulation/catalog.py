@@ -595,7 +595,7 @@ class Table:
             gone += [path] if listed is None else [f.path for f in listed if f.path not in objects]
         return gone
 
-    def store(self, path: str, content: bytes) -> None:
+    def store(self, path: str, content: bytes, overwrite: bool = False) -> None:
         self._client.put(path, content, torn=content[: len(content) // 2])
 
     def fetch(self, path: str) -> bytes:

@@ -408,5 +408,5 @@ def test_a_run_that_cannot_begin_says_so_in_a_sentence(
 ):
     code, out, err = frazil("run", write_toml())
     assert (code, out) == (2, "")
-    assert f"frazil: cannot read topic {name}: it does not exist" in err
-    assert "hint: create it first" in err
+    assert f"cannot read topic {name}: it does not exist" in err
+    assert "remedy: create it first" in err

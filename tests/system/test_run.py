@@ -44,10 +44,10 @@ def test_rejected_and_skipped_records_are_distinguished_from_rows(
             signal.signal(signum, handler)
     out, err = capfd.readouterr()
     assert end.value.code == 0, err
-    assert "3 rows, 2 rejected, 1 skipped" in err
     answer = json.loads(out)
     assert (answer["rows"], answer["rejected"], answer["skipped"]) == (3, 2, 1)
     ((kind, rejections),) = answer["rejected_by_kind"].items()
     assert rejections["records"] == 2
     assert rejections["last"].startswith(f"{name}[0] offset 5: ")
-    assert f"rejected: 2 of kind {kind}; the last: {name}[0] offset 5: " in err
+    assert f"3 rows, 2 rejected ({kind} 2; the last: {name}[0] offset 5), 1 skipped" in err
+    assert "5;a" not in err, "the log of a process has no value of a record"

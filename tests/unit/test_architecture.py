@@ -26,6 +26,7 @@ CHAPTERS = (
     "retry",
     "render",
     "config",
+    "logs",
     "native",
     "arrow",
     "kafka",
@@ -75,9 +76,10 @@ LATE = {
     "iceberg.metadata_location": 4,  # the same, and psycopg is there or not
     "cli.app": 4,  # a command loads what it needs: `frazil --help` answers at once
     "cli.preflight": 3,  # the same
-    "cli.commands": 22,  # a command loads what it needs: `frazil --help` answers at once
+    "cli.commands": 23,  # a command loads what it needs: `frazil --help` answers at once
     "cli.init": 2,  # the same
     "monitoring.metrics_observer": 1,  # OpenTelemetry is an extra
+    "cli.health": 1,  # the same
     "spark.open_table": 2,  # Spark only where it is needed
     "auditing.evidence": 1,  # and Kafka's client only where the broker is asked
     "testing.process": 5,  # the parent process, which also imports it, needs no Spark
@@ -108,6 +110,8 @@ FUNCTION_LINES, MODULE_LINES, METHODS, ATTRIBUTES = 60, 700, 25, 15
 LARGE = {
     "config.sections.SinkConfig": (0, 21),  # one attribute for each key of [sink]
     "config.sections.TableConfig": (1, 33),  # one attribute for each key of [[table]]
+    "steps.Step": (0, 16),  # one attribute for each fact that a step tells
+    "run.Run": (26, 11),  # Spark's own handle of a query, and what Frazil adds to it
     "ledger.entry.LedgerEntry": (10, 20),  # one attribute for each key that a snapshot stores
     "ledger.staged_batch.StagedBatch": (4, 16),  # one attribute for each key of a batch record
     "pipeline.table_plan.TablePlan": (6, 17),  # the input of tasks for one table, pickled at once

@@ -26,7 +26,10 @@ from frazil.config.sections import (
     CompletenessConfig,
     DeadLettersConfig,
     DecodeConfig,
+    HealthConfig,
+    LogConfig,
     MetricsConfig,
+    NotifyConfig,
     RouteConfig,
     SinkConfig,
     TableConfig,
@@ -116,7 +119,8 @@ def says(
     if words[:1] and words[0] in REPORTING and out:
         return int(end.value.code or 0), out, err
     if end.value.code in (1, 2, 4, 5, 75) and "Usage" not in out:
-        assert err.startswith("frazil: ") or "\nfrazil: " in err, (words, err)
+        logged = " ERROR " in err
+        assert logged or err.startswith("frazil: ") or "\nfrazil: " in err, (words, err)
     return int(end.value.code or 0), out, err
 
 
@@ -165,7 +169,7 @@ def test_hostile_files_are_refused_in_a_sentence(
         return
     for file in hostile:
         code, _, err = says(capfd, monkeypatch, *path, *arguments(command, file, "1"), "--json")
-        assert code == 2, (file, err)
+        assert code == 2 or (path == ("health",) and code == 3), (file, err)
 
 
 @pytest.mark.parametrize("path", COMMANDS, ids="-".join)
@@ -197,6 +201,9 @@ def wrong_values() -> list[tuple[str, str, Any]]:
         "dead_letters": DeadLettersConfig,
         "completeness": CompletenessConfig,
         "metrics": MetricsConfig,
+        "health": HealthConfig,
+        "log": LogConfig,
+        "notify": NotifyConfig,
     }
     values = [5, -1, True, 1.5, "\N{SUPERSCRIPT TWO}", "", "x", [], [[1]], {"a": {"b": []}}]
     return [
@@ -386,7 +393,7 @@ def test_a_batch_record_that_is_none_is_reported_in_a_sentence(
     with pytest.raises(Fatal) if name in FOREIGN else nullcontext():
         assert [batch for _, batch in staged_batches(given, table)] == [None]
     code, _, err = says(capfd, monkeypatch, "status", str(config), "--no-spark")
-    assert code == (5 if name in FOREIGN else 75)
+    assert code == 5  # the index made here has no rows to count
     assert ("staged batch" in err) == (name in FOREIGN), err
     assert ("0.json" in err) == (name in FOREIGN), err
 
@@ -522,10 +529,8 @@ def test_a_taken_port_of_metrics_is_an_error_before_spark_starts(
     with socket.create_server(("127.0.0.1", 0)) as taken:
         where = f"127.0.0.1:{taken.getsockname()[1]}"
         code, _, err = says(capfd, monkeypatch, "run", str(path), "--metrics", where)
-    assert (code, err.splitlines()[0]) == (
-        2,
-        f"frazil: cannot serve metrics at {where}: Address already in use",
-    )
+    assert code == 2
+    assert f"frazil: cannot serve metrics at {where}: Address already in use" in err
     code, _, err = says(capfd, monkeypatch, "run", str(path), "--metrics", "http://x")
     assert code == 2
     assert "[metrics] address: expected HOST:PORT" in err

@@ -18,7 +18,10 @@ from frazil.config.sections import (
     CompletenessConfig,
     DeadLettersConfig,
     DecodeConfig,
+    HealthConfig,
+    LogConfig,
     MetricsConfig,
+    NotifyConfig,
     RouteConfig,
     SinkConfig,
     TableConfig,
@@ -1152,6 +1155,9 @@ def test_every_wrong_value_is_reported_with_the_line_of_its_key_or_section(tmp_p
         "dead_letters": DeadLettersConfig,
         "completeness": CompletenessConfig,
         "metrics": MetricsConfig,
+        "health": HealthConfig,
+        "log": LogConfig,
+        "notify": NotifyConfig,
     }
     refused = 0
     for section, kind in kinds.items():

@@ -18,7 +18,10 @@ from frazil.config.sections import (
     CompletenessConfig,
     DeadLettersConfig,
     DecodeConfig,
+    HealthConfig,
+    LogConfig,
     MetricsConfig,
+    NotifyConfig,
     RouteConfig,
     SinkConfig,
     TableConfig,
@@ -38,6 +41,9 @@ SECTIONS = (
     DeadLettersConfig,
     CompletenessConfig,
     MetricsConfig,
+    HealthConfig,
+    LogConfig,
+    NotifyConfig,
 )
 FIELDS = [(kind.__name__, f.name) for kind in SECTIONS for f in dataclasses.fields(kind)]
 COMMANDS = [c.name or c.callback.__name__ for c in app.registered_commands if c.callback]
@@ -165,6 +171,7 @@ def test_every_public_name_is_documented():
         "TransformConfig",
         "__version__",
     }
+    internal |= {"HealthConfig", "LogConfig", "NotifyConfig"}
     assert [n for n in frazil.__all__ if n not in internal and n not in guide] == []
     assert all(hasattr(frazil, name) for name in frazil.__all__)
 

@@ -20,7 +20,7 @@ from frazil.ledger.tags import ledger_tag
 from frazil.offsets import Cut
 from frazil.ops.offsets import show_offsets
 from frazil.ops.startup_checks import in_doubt
-from frazil.ops.status import _counts, _kinds, _last_move, _state, status
+from frazil.ops.status import _counts, _kinds, _last_move, _summary, status
 from frazil.render import output, show
 from tests.fakes import FakeClock
 from tests.unit.test_locate import P, World, tally
@@ -40,20 +40,22 @@ CONFIG = from_document(
     ("lag", "ago", "state"),
     [
         (0, None, "nothing committed yet; nothing waits"),
-        (1, None, "nothing committed yet; 1 offset waits in Kafka"),
+        (1, None, "nothing committed yet; 1 offset waits"),
         (0, 7200, "last commit 2 h ago; nothing waits"),
-        (5, 12, "last commit 12 s ago; 5 offsets wait in Kafka"),
-        (5, 181, "last commit 3 m ago; 5 offsets wait in Kafka: is it running?"),
+        (5, 12, "last commit 12 s ago; 5 offsets wait"),
+        (5, 181, "last commit 3 m ago; 5 offsets wait: that is late"),
     ],
 )
 def test_the_state_says_when_and_asks_only_where_records_wait(
     lag: int, ago: float | None, state: str
 ):
     moved = None if ago is None else int((time.time() - ago) * 1000)
-    assert _state(CONFIG, lag, moved) == state
+    assert _summary(CONFIG, lag, moved) == state
 
 
 class Index:
+    schema = "{}"
+
     def __init__(self, *rows: tuple[int, str, int, int, int]) -> None:
         names = ("batch", "table_name", "written", "rejected", "skipped")
         self._rows = pa.table(dict(zip(names, map(list, zip(*rows, strict=True)), strict=True)))
@@ -69,7 +71,7 @@ def test_records_are_counted_once_whatever_tables_they_went_to():
         (1, "db.dead", 2, 0, 8),
         (1, "*", 5, 2, 3),
     )
-    assert _counts(index, "s") == {"written": 12, "rejected": 2, "skipped": 4}  # type: ignore[arg-type]
+    assert _counts(index, "s").values == {"written": 12, "rejected": 2, "skipped": 4}  # type: ignore[arg-type]
 
 
 # ── tables in doubt ──────────────────────────────────────────────────────────────────────────────
@@ -179,8 +181,10 @@ def test_status_and_offsets_show_name_tables_in_doubt(
     monkeypatch.setattr("frazil.kafka.planner.TopicIdentity.check", lambda *_: None)
     monkeypatch.setattr("frazil.kafka.planner.TopicIdentity.differs", lambda *_: False)
     monkeypatch.setattr("frazil.ops.status.staged_batches", lambda *_: [])
+    monkeypatch.setattr("frazil.ops.status.run_state.read", lambda *_: {})
+    monkeypatch.setattr(type(world.index), "schema", "{}", raising=False)
     shown_status = status(world.config, world.open)
-    assert "in doubt: db.a" in shown_status["state"]
+    assert "in doubt: db.a" in shown_status["summary"]
     assert set(shown_status["in_doubt"]) == {"db.a"}
     shown = show_offsets(world.config, world.open)
     assert shown["in_doubt"] == shown_status["in_doubt"]

@@ -142,7 +142,7 @@ def spark_session(config: Config) -> Any:
     from frazil.spark.session import session
 
     with progress.status("starting Spark"):
-        return session(config, say=progress.print)
+        return session(config, log_level=config.log.spark_level, say=progress.print)
 
 
 def table_opener(config: Config, spark: bool | None) -> Any:

@@ -9,17 +9,21 @@ from __future__ import annotations
 
 import gc
 import json
+import logging
 import sys
 import tempfile
 import traceback
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 try:  # Ctrl-C this early is a normal stop: nothing was begun
     import typer
 
-    from frazil.cli import init as _init  # noqa: F401  commands register themselves
+    from frazil import logs
+    from frazil.cli import health as _health  # noqa: F401  commands register themselves
+    from frazil.cli import init as _init  # noqa: F401
     from frazil.cli import preflight as _preflight  # noqa: F401
     from frazil.cli.app import (
         Branch,
@@ -58,9 +62,20 @@ try:  # Ctrl-C this early is a normal stop: nothing was begun
         table_opener,
         traced_config,
     )
+    from frazil.cli.log_options import (
+        HealthFilePath,
+        LogFile,
+        LogFormat,
+        LogLevel,
+        MetricsAddress,
+        SparkLog,
+        configure_log,
+        run_console,
+    )
     from frazil.cli.signals import end_children
     from frazil.config import explain as explanation
     from frazil.config.model import Config
+    from frazil.config.sections import LogConfig
     from frazil.config.units import duration
     from frazil.errors import ConfigError, FrazilError, counted, from_traceback
     from frazil.offsets import Partition
@@ -96,7 +111,7 @@ def _print_version() -> None:
     raise typer.Exit
 
 
-@command(app, console=lambda: progress)
+@command(app, console=run_console)
 def run(
     paths: Annotated[
         list[Path],
@@ -109,9 +124,7 @@ def run(
     until_caught_up: Annotated[
         bool, typer.Option(help="Stop at the end of the topic as it was at the start.")
     ] = False,
-    metrics: Annotated[
-        str, typer.Option(help="HOST:PORT of /metrics for Prometheus; over [metrics] address.")
-    ] = "",
+    metrics: MetricsAddress = "",
     watch: Annotated[
         bool | None,
         typer.Option(
@@ -120,19 +133,28 @@ def run(
         ),
     ] = None,
     watch_interval: Annotated[str, typer.Option(help="How often the files are looked at.")] = "2s",
+    health_file: HealthFilePath = "",
+    log_format: LogFormat = "",
+    log_level: LogLevel = "",
+    log_file: LogFile = "",
+    spark_log: SparkLog = "",
 ) -> Report:
     """Stream Kafka into the tables until stopped: one sink, or several in one process."""
+    words = {"format": log_format, "level": log_level, "file": log_file, "spark_level": spark_log}
     if len(paths) > 1 or is_folder(paths[0]) or defines_several(paths[0]):
+        log = configure_log(LogConfig(), words)
         from frazil.cli.service import ServiceCommand
 
         seconds = duration(watch_interval, "--watch-interval")
         watched = watch if watch is not None else not until_caught_up
         service = ServiceCommand(
             paths,
-            progress,
+            run_console(),
             watch=max(0.1, seconds) if watched else None,
             until_caught_up=until_caught_up,
             metrics=metrics,
+            health_file=health_file,
+            spark_level=log.spark_level,
         )
         service.run(stop)
         return service
@@ -141,12 +163,14 @@ def run(
             f"cannot {'watch' if watch else 'leave unwatched'} {paths[0]}: one file is one run",
             hint="give the folder that it is in",
         )
-    from frazil.cli.run import RunCommand, with_metrics
+    config = load_config(paths[0])
+    log = configure_log(config.log, words)
+    from frazil.cli.run import RunCommand, with_monitoring
     from frazil.monitoring.of_config import observers_of
 
-    config = with_metrics(load_config(paths[0]), metrics)
-    running = RunCommand(config, progress, observers_of(config))
-    running.stream(spark_session(config), stop, until_caught_up)
+    config = replace(with_monitoring(config, metrics, health_file), log=log)
+    running = RunCommand(config, run_console(), observers_of(config))
+    running.stream(lambda: spark_session(config), stop, until_caught_up)
     return running
 
 
@@ -181,7 +205,7 @@ def audit(
     if is_config(target):
         config = load_config(target)
         limits = evidence.AuditLimits(max_lag, duration(max_age) if max_age else None)
-        return evidence.of_config(
+        proof = evidence.of_config(
             config,
             table_opener(config, spark),
             deep=deep,
@@ -189,19 +213,17 @@ def audit(
             limits=limits,
             say=progress.print,
         )
+        if config.notify:
+            from frazil.monitoring.audit_event import notify_audit
+
+            tables = {f"{r.table} of {r.sink}": r.verdict for r in proof.reports}
+            notify_audit(config, proof.verdict, tables, proof.proven)
+        return proof
     if against_kafka or max_lag is not None or max_age:
         raise ConfigError("cannot compare with Kafka: only a sink's TOML file says where it is")
     return evidence.of_table(
         table_opener(catalog_config(target, catalog), spark), target, branch, deep
     )
-
-
-@command(app)
-def status(config: ConfigFile, spark: Spark = None) -> Report:
-    """Position, lag, counts, staged batches and last commit of a sink, running or not."""
-    from frazil.ops.status import status
-
-    return status(config, table_opener(config, spark))
 
 
 @command(app)
@@ -553,6 +575,7 @@ def main() -> None:
     with suppress(BrokenPipeError):  # the reader has closed the pipe
         sys.stdout.flush()
         sys.stderr.flush()
+    logs.remove()
     sys.exit(code)
 
 
@@ -567,7 +590,17 @@ def _unexpected(error: Exception) -> FrazilError:
 
 
 def _say(error: FrazilError) -> int:
-    print(f"frazil: {error}", file=sys.stderr)
+    if error.logged and logs.installed():
+        return error.exit_code
+    if logs.installed():  # what reads the log expects its lines alone
+        text = f"{error.log_text}; hint: {error.hint}" if error.hint else error.log_text
+        fields = {"event": "exit", "error": type(error).__name__, "exit_code": error.exit_code}
+        logging.getLogger("frazil").error("%s", text, extra={"fields": fields})
+        return error.exit_code
+    shown = str(error)
+    if logs.active() and not sys.stderr.isatty():  # another log, of whoever started the process
+        shown = f"{error.log_text}\nhint: {error.hint}" if error.hint else error.log_text
+    print(f"frazil: {shown}", file=sys.stderr)
     if error.detail and _verbose:
         print(error.detail, file=sys.stderr)
     elif error.detail:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
@@ -21,6 +22,8 @@ from frazil.render import Line
 from frazil.run import Run
 from frazil.sink import Sink
 from frazil.steps import Step
+
+_log = logging.getLogger("frazil")
 
 
 @dataclass
@@ -49,12 +52,17 @@ class RunCommand:
         self._observers = Observers([make(self.config) for make in self.observers])
         self.sink = Sink(self.config, on_step=self._on_step)
 
-    def stream(self, spark: SparkSession, stop: StopSignal, until_caught_up: bool) -> None:
+    def stream(
+        self, session: Callable[[], SparkSession], stop: StopSignal, until_caught_up: bool
+    ) -> None:
         """Run until a stop is requested."""
         try:
-            self._stream(spark, stop, until_caught_up)
+            self._stream(session(), stop, until_caught_up)
         except FrazilError as error:
             self._observers.ended(error)
+            raise
+        except Exception as error:  # a defect: the observers are told, too
+            self._observers.ended(FrazilError(f"cannot go on: {type(error).__name__}: {error}"))
             raise
         self._observers.ended(None)
 
@@ -75,10 +83,9 @@ class RunCommand:
                     self._observers.tick(run)
                     self._commits.tick(run)
                 if stop.signal:
-                    self._say(
-                        "stopping: the batch under way is finished and committed; "
-                        "a second signal ends the process at once"
-                    )
+                    text = "stopping: the batch under way is finished and committed"
+                    _log.info(text, extra={"sink": self.config.sink.id})
+                    self._say(f"{text}; a second signal ends the process at once")
             finally:
                 run.stop()
         self.exit_code = 0 if done else stop.exit_code
@@ -119,8 +126,11 @@ class RunCommand:
         return self._commits.summary(self.seconds, self.sink.committer.progress.position)
 
 
-def with_metrics(config: Config, address: str) -> Config:
-    """The config with the address that an option gives, if it gives one."""
-    if not address:
-        return config
-    return dataclasses.replace(config, metrics=dataclasses.replace(config.metrics, address=address))
+def with_monitoring(config: Config, metrics: str, health_file: str) -> Config:
+    """The config with the address and the file that options give, where they give one."""
+    change = dataclasses.replace
+    if metrics:
+        config = change(config, metrics=change(config.metrics, address=metrics))
+    if health_file:
+        config = change(config, health=change(config.health, file=health_file))
+    return config

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timezone
@@ -13,7 +14,7 @@ from rich.console import Console
 from rich.text import Text
 
 from frazil.cli.commit_lines import CommitLines
-from frazil.cli.run import with_metrics
+from frazil.cli.run import with_monitoring
 from frazil.cli.signals import StopSignal
 from frazil.config.model import Config
 from frazil.errors import counted
@@ -25,6 +26,7 @@ from frazil.service.definitions import source_of
 from frazil.service.service import Service
 from frazil.service.supervision import SinkStatus, State
 
+_log = logging.getLogger("frazil")
 #: Exit codes of failed sinks: of several, the first of these is the process's.
 _URGENT = (5, 3, 2, 4, 1, 75)
 #: States in the colours of a terminal.
@@ -44,11 +46,14 @@ class ServiceCommand:
         watch: float | None,
         until_caught_up: bool,
         metrics: str = "",
+        health_file: str = "",
+        spark_level: str = "FATAL",
     ) -> None:
-        """`metrics`: an address over those of the configs."""
+        """`metrics` and `health_file`: over those of the configs; `spark_level`: of Spark's log."""
         self._print = partial(console.print, markup=False, highlight=False, soft_wrap=True)
         self._until_caught_up = until_caught_up
-        self._metrics = metrics
+        self._metrics, self._health_file = metrics, health_file
+        self._spark_level = spark_level
         self._began = time.monotonic()
         #: of all runs of a sink together
         self._lines: dict[str, CommitLines] = {}
@@ -66,16 +71,15 @@ class ServiceCommand:
     def run(self, stop: StopSignal) -> None:
         """Until all sinks have ended, or a stop is requested. Returns normally whatever became of
         the sinks: the report tells."""
-        service = self.service.start()
+        service = self.service.start(self._spark_level)
         with stop.flagged():
             try:
                 while not (stop.signal or service.wait(0.2)):
                     pass
                 if stop.signal:
-                    self._print(
-                        "stopping: the batches under way are finished and committed; "
-                        "a second signal ends the process at once"
-                    )
+                    text = "stopping: the batches under way are finished and committed"
+                    self._say("", text)
+                    self._print("a second signal ends the process at once")
                 over = service.over and not stop.signal
             finally:
                 service.stop()
@@ -93,14 +97,19 @@ class ServiceCommand:
         return next((code for code in _URGENT if code in codes), max(codes, default=0))
 
     def _say(self, sink: str, text: str, style: str = "") -> None:
+        """What happens to the service, on the console and in the log."""
+        _log.info("%s", text, extra={"sink": sink, "fields": {"event": "service"}})
+        self._show(sink, text, style)
+
+    def _show(self, sink: str, text: str, style: str = "") -> None:
         for line in text.splitlines():
             self._print(f"sink {sink}: {line}" if sink else line, style=style or None)
 
     def _observers_of(self, config: Config) -> list[Observer]:
         sink = config.sink.id
         if sink not in self._lines:
-            self._lines[sink] = CommitLines(config, partial(self._say, sink))
-        config = with_metrics(config, self._metrics)
+            self._lines[sink] = CommitLines(config, partial(self._show, sink))
+        config = with_monitoring(config, self._metrics, self._health_file)
         address = config.metrics.address
         if address and address not in self._servers and address.rpartition(":")[2] != "0":
             self._servers[address] = MonitoringServer.open(address, {})

@@ -95,6 +95,7 @@ class SinkCommitEvents:
                 tables={table: files_of(batches, table)} if name == "committed" else {},
                 event_times=event_times(batches) if name == "done" else {},
                 table=table,
+                commit_id=batches[-1].commit_id,
             )
         )
 

@@ -14,6 +14,7 @@ from frazil.commit.startup import Startup
 from frazil.commit.tables import parallel_map
 from frazil.errors import FrazilError
 from frazil.ledger import staged_batch
+from frazil.ledger.sink_state import heartbeat_path, heartbeat_paths
 from frazil.ledger.staged_batch import StagedBatch, StagedTable
 from frazil.offsets import Cut
 from frazil.sources.base import StreamState, TableWriteResult, WriteResult
@@ -87,6 +88,18 @@ class Staging:
             tallies=written.tallies,
             keys=written.keys,
         )
+
+    def beat(self, content: bytes) -> None:
+        """Overwrite the heartbeat of this run. Any thread may call it."""
+        path = heartbeat_path(self._startup.stage_folder, self._stream.epoch)
+        self._startup.index.store(path, content, overwrite=True)
+
+    def forget_heartbeats(self) -> None:
+        """Remove the heartbeats of all runs before the one that this run took over from."""
+        index = self._startup.index
+        for epoch, path in heartbeat_paths(index, self._startup.stage_folder).items():
+            if epoch < self._stream.epoch - 1:
+                index.delete(path)
 
     @property
     def waiting(self) -> bool:

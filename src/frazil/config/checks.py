@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from frazil.config.messages import nearest, within
+from frazil.config.monitoring_checks import check_monitoring
 from frazil.config.sections import (
     AUTO,
     AVAILABLE_NOW,
@@ -65,6 +66,7 @@ def check(config: ConfigSections) -> None:
     ):
         duration(getattr(hours, name), f"[completeness] {name}", ("completeness", name))
     _check_metrics(config.metrics)
+    check_monitoring(config)
     for name in ("max_bytes_per_trigger", "max_pending_bytes"):
         size(getattr(sink, name), f"[sink] {name}", ("sink", name))
     for name in ("max_records_per_trigger", "max_records_per_task", "max_pending_batches"):

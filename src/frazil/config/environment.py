@@ -67,6 +67,7 @@ def overlay(
             "identifier_fields",
             "to",
             "values",
+            "events",
             *(["key"] if section == "table" else []),
         )
         where[key] = _listed(name, environ[name]) if key in lists else environ[name]

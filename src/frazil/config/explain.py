@@ -66,7 +66,7 @@ def settings(config: Config) -> dict[str, dict[str, Any]]:
     """Every setting in effect, section by section; secrets are masked."""
     shown: dict[str, dict[str, Any]] = {}
     names = ("sink", "kafka", "decode", "transform", "catalog", "spark", "completeness", "metrics")
-    for name in names:
+    for name in (*names, "health", "log", "notify"):
         section: Any = getattr(config, name)
         values: dict[str, Any] = (
             dict(section) if isinstance(section, Settings) else dataclasses.asdict(section)
@@ -76,6 +76,8 @@ def settings(config: Config) -> dict[str, dict[str, Any]]:
             values |= values.pop("properties")
         if registry := values.pop("registry", None):
             shown["decode.registry"] = dict(registry)
+        if headers := values.pop("headers", None):
+            shown["notify.headers"] = dict(headers)
     for number, table in enumerate(config.tables):
         shown[f"table {number}"] = dataclasses.asdict(table)
     for number, route in enumerate(config.routes):
@@ -84,7 +86,8 @@ def settings(config: Config) -> dict[str, dict[str, Any]]:
         shown["dead_letters"] = dataclasses.asdict(config.dead_letters)
     return {
         section: {
-            key: "***" if _is_secret(section, key) else value for key, value in values.items()
+            key: "***" if value and _is_secret(section, key) else value
+            for key, value in values.items()
         }
         for section, values in shown.items()
     }
@@ -115,4 +118,6 @@ def in_effect(config: Config) -> dict[str, dict[str, str]]:
 
 
 def _is_secret(section: str, key: str) -> bool:
+    if section == "notify.headers" or (section, key) == ("notify", "webhook"):
+        return True
     return section in ("kafka", "decode.registry", "catalog", "spark") and bool(SECRET.search(key))

@@ -35,7 +35,10 @@ from frazil.config.sections import (
     ConfigSections,
     DeadLettersConfig,
     DecodeConfig,
+    HealthConfig,
+    LogConfig,
     MetricsConfig,
+    NotifyConfig,
     RouteConfig,
     SinkConfig,
     TableConfig,
@@ -73,6 +76,9 @@ class Config(ConfigSections):
             dead_letters: DeadLettersConfig | Mapping[str, Any] = ...,
             completeness: CompletenessConfig | Mapping[str, Any] = ...,
             metrics: MetricsConfig | Mapping[str, Any] = ...,
+            health: HealthConfig | Mapping[str, Any] = ...,
+            log: LogConfig | Mapping[str, Any] = ...,
+            notify: NotifyConfig | Mapping[str, Any] = ...,
         ) -> None: ...
 
     def __post_init__(self) -> None:
@@ -96,6 +102,9 @@ class Config(ConfigSections):
             "dead_letters": DeadLettersConfig,
             "completeness": CompletenessConfig,
             "metrics": MetricsConfig,
+            "health": HealthConfig,
+            "log": LogConfig,
+            "notify": NotifyConfig,
         }
         for name, kind in kinds.items():
             with within(name):
@@ -219,6 +228,9 @@ def from_document(document: Mapping[str, Any], base: Path = Path()) -> Config:
         dead_letters=document.get("dead_letters", {}),
         completeness=document.get("completeness", {}),
         metrics=document.get("metrics", {}),
+        health=document.get("health", {}),
+        log=document.get("log", {}),
+        notify=document.get("notify", {}),
     )
     check_stream(config)
     if config.sink.id.endswith(".replay"):
@@ -244,6 +256,9 @@ def _check_sections(document: Mapping[str, Any]) -> None:
         "dead_letters",
         "completeness",
         "metrics",
+        "health",
+        "log",
+        "notify",
     )
     for several in ("table", "route"):
         if not isinstance(document.get(several, []), list):

@@ -8,6 +8,7 @@ reference in `docs/reference/config.md` has the same keys and defaults.
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 from frazil.config.checked_section import CheckedSection
 from frazil.config.settings import Settings
 from frazil.config.units import duration
+from frazil.errors import ConfigError
 
 #: Names reserved by Iceberg: Spark cannot read a table with such a column.
 RESERVED = frozenset(
@@ -290,6 +292,65 @@ class MetricsConfig(CheckedSection):
 
 
 @dataclass(frozen=True, slots=True)
+class HealthConfig(CheckedSection):
+    """`[health]`: how a running sink shows that it is well."""
+
+    #: file that is written every few seconds, for `frazil health FILE`; empty: none
+    file: str = ""
+    #: how often a heartbeat is written where the sink stages, for `frazil status`; never: not
+    heartbeat_interval: str = "10s"
+    #: a sink that waits for longer is not ready
+    max_wait: str = "5m"
+
+
+@dataclass(frozen=True, slots=True)
+class LogConfig(CheckedSection):
+    """`[log]`: where the log of a process goes, and what it has."""
+
+    #: auto: text, but none on a terminal, which shows progress; text; json
+    format: str = "auto"
+    level: str = "INFO"
+    #: by default standard error. Opened anew where it was moved or removed
+    file: str = ""
+    #: level of Spark's own log, on standard error
+    spark_level: str = "FATAL"
+
+
+#: Events of `[notify]`.
+EVENTS = ("started", "stopped", "failed", "fenced", "waiting", "recovered", "rejected", "audit")
+
+
+@dataclass(frozen=True, slots=True)
+class NotifyConfig(CheckedSection):
+    """`[notify]`: who is notified of what happens to a sink."""
+
+    #: program and arguments; a text is split as a shell would, and no shell runs. It gets the event
+    #: as JSON on its standard input
+    command: tuple[str, ...] = ()
+    #: URL that gets the event as JSON in a POST; env:NAME or file:PATH where it is a secret
+    webhook: str = field(default="", repr=False)
+    #: headers of the POST; secrets as env:NAME or file:PATH
+    headers: Settings = field(default_factory=Settings, repr=False)
+    #: empty: all
+    events: tuple[str, ...] = ()
+    #: for one call of the command, or one POST
+    timeout: str = "10s"
+
+    def __post_init__(self) -> None:
+        if isinstance(self.command, str):
+            try:
+                object.__setattr__(self, "command", tuple(shlex.split(self.command)))
+            except ValueError as error:
+                raise ConfigError(
+                    f"cannot read [notify] command: {error}", path=("notify", "command")
+                ) from None
+        CheckedSection.__post_init__(self)
+
+    def __bool__(self) -> bool:
+        return bool(self.command or self.webhook)
+
+
+@dataclass(frozen=True, slots=True)
 class ConfigSections:
     """All sections of a config, and the values that follow from several of them. Not checked:
     `frazil.config.model.Config` is the checked one."""
@@ -305,6 +366,9 @@ class ConfigSections:
     dead_letters: DeadLettersConfig = field(default_factory=DeadLettersConfig)
     completeness: CompletenessConfig = field(default_factory=CompletenessConfig)
     metrics: MetricsConfig = field(default_factory=MetricsConfig)
+    health: HealthConfig = field(default_factory=HealthConfig)
+    log: LogConfig = field(default_factory=LogConfig)
+    notify: NotifyConfig = field(default_factory=NotifyConfig)
 
     @property
     def index_table(self) -> str:

@@ -57,11 +57,22 @@ def resolve(key: str, value: str) -> str:
             )
         return os.environ[name]
     if kind == "file" and SECRET.search(key):
-        try:
-            return Path(name).read_text().strip()
-        except OSError as error:
-            raise ConfigError(f"cannot resolve {key}: {name}: {error.strerror}") from None
+        return _content(key, name)
     return value
+
+
+def resolve_reference(key: str, value: str) -> str:
+    """As `resolve`, for a setting that may always be a reference to a file."""
+    kind, _, name = value.partition(":")
+    return _content(key, name) if kind == "file" else resolve(key, value)
+
+
+def _content(key: str, path: str) -> str:
+    try:
+        return Path(path).read_text().strip()
+    except (OSError, ValueError) as error:
+        fact = getattr(error, "strerror", None) or "it is not text"
+        raise ConfigError(f"cannot resolve {key}: {path}: {fact}") from None
 
 
 def settings_of(section: str, values: Mapping[str, Any]) -> Settings:

@@ -197,10 +197,11 @@ class JavaTableFiles(JavaTableState):
 
     # The table's own storage, for staged batches beside the data.
 
-    def store(self, path: str, content: bytes) -> None:
-        """Writes a new object. Never overwrites one: names contain a fresh id."""
+    def store(self, path: str, content: bytes, overwrite: bool = False) -> None:
+        """Writes an object, by default a new one: names contain a fresh id."""
         with translated(f"write {path}"):
-            out = self._table.io().newOutputFile(path).create()
+            file = self._table.io().newOutputFile(path)
+            out = file.createOrOverwrite() if overwrite else file.create()
             try:
                 out.write(bytearray(content))
             finally:

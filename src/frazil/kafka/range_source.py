@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sys
 import tempfile
 import threading
 import time
@@ -20,7 +21,7 @@ from typing import Any
 
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 
-from frazil import format_version
+from frazil import format_version, logs
 from frazil.config.model import Config
 from frazil.config.settings import Settings
 from frazil.config.units import duration, size
@@ -68,7 +69,15 @@ class RangeDataSource(DataSource):
         return RANGES
 
     def streamReader(self, schema: Any) -> RangeStreamReader:
+        if _plans_for_spark():
+            logs.of_environment()
         return RangeStreamReader(json.loads(self.options["plan"]))
+
+
+def _plans_for_spark() -> bool:
+    """Is this process one that Spark has started, and not the driver?"""
+    spec = getattr(sys.modules.get("__main__"), "__spec__", None)
+    return spec is not None and spec.name.startswith("pyspark.")
 
 
 #: Files by which the driver tells the planning process how long records may gather.

@@ -41,6 +41,25 @@ def staged_batches(
                 continue  # a run that is still alive has committed it meanwhile
 
 
+#: Name of a heartbeat, before the epoch of the run that writes it; no batch record has such a name.
+_HEARTBEAT = "heartbeat-"
+
+
+def heartbeat_path(folder: str, epoch: int) -> str:
+    """The object that the run of an epoch overwrites while it is alive, in the staging folder."""
+    return f"{folder}{_HEARTBEAT}{epoch}"
+
+
+def heartbeat_paths(index: ReadableTable, folder: str) -> dict[int, str]:
+    """Epoch → path of the heartbeats in a staging folder."""
+    epochs = {}
+    for path in index.listing(folder):
+        name, digits = path.rpartition("/")[2], path.rpartition("-")[2]
+        if name.startswith(_HEARTBEAT) and digits.isdigit():
+            epochs[int(digits)] = path
+    return epochs
+
+
 def index_entry(index: ReadableTable, sink: str) -> LedgerEntry | None:
     """The newest entry of a sink in its index: its position, epoch and tables. None: it has none,
     or expired snapshots hide it."""

@@ -1,37 +1,63 @@
-"""`frazil status`: the state of a sink, read from outside its process."""
+"""`frazil status`: the state of a sink, read from outside its process.
+
+In: the index and the tables, read from their metadata files; the heartbeat of the run; the ends of
+the topics, if Kafka answers in time. Out: a report. Nothing is written, and no JVM starts unless
+the catalog needs one.
+"""
 
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from itertools import islice, takewhile
 from typing import Any
 
 import pyarrow.compute as pc
+from rich.text import Text
 
 from frazil.config.model import Config
 from frazil.config.units import duration
-from frazil.errors import counted
+from frazil.errors import FrazilError, counted
 from frazil.iceberg.static_table import ReadOnlyTable
-from frazil.kafka.planner import Planner
-from frazil.ledger.entry import entries
+from frazil.kafka.planner import Planner, Watermarks
+from frazil.ledger.entry import LedgerEntry, entries
 from frazil.ledger.sink_state import index_entry, known_tables, staged_batches
 from frazil.ledger.staged_batch import StagedBatch
 from frazil.ledger.tags import ledger_tag
 from frazil.offsets import Cut, Partition
+from frazil.ops import run_state
 from frazil.ops.startup_checks import doubt_lines, in_doubt
 from frazil.render import Line
 from frazil.spark.open_table import Open
+
+#: Seconds that Kafka has to tell the ends of the topics.
+KAFKA_SECONDS = 3.0
 
 
 class StatusReport(dict[str, Any]):
     """The values of `frazil status --json`."""
 
     def lines(self) -> Iterator[Line]:
+        yield Text(f"sink {self['sink']}: {self['verdict']}", style=_colour(self["state"]))
+        if self["remedy"]:
+            yield f"remedy: {self['remedy']}"
+        yield from _run_lines(self["run"])
+        for run in self["fenced_runs"]:
+            yield Text(
+                f"epoch {run['epoch']} still runs on {run['host']}, pid {run['pid']}: fenced by "
+                f"epoch {run['fenced_by']}",
+                style="yellow",
+            )
         values = {key: value for key, value in self.items() if key not in _APART}
+        values["stations"] = ", ".join(
+            f"{'?' if count is None else f'{count:,}'} {_STATIONS[station]}"
+            for station, count in self["stations"].items()
+        )
         for kind, summary in self["rejected_by_kind"].items():
             values[f"rejected: {kind}"] = (
                 f"{summary['records']:,} of the newest; the last: {summary['last']}"
@@ -42,51 +68,140 @@ class StatusReport(dict[str, Any]):
         yield from doubt_lines(self["in_doubt"])
 
 
-def status(config: Config, opened: Open) -> StatusReport:
-    """Position, lag, epoch, counts, pending batches and last commit, from metadata alone.
+_STATIONS = {
+    "kafka": "in Kafka",
+    "writing": "being written",
+    "staged": "staged",
+    "catalog": "behind a commit that fails",
+}
 
-    Metadata does not show whether a process of the sink runs. `state` reports only the time of the
-    last commit, and whether records wait longer than they should.
+
+def _colour(state: str) -> str:
+    return {"ok": "green", "failed": "red"}.get(state, "yellow")
+
+
+def _run_lines(run: Mapping[str, Any]) -> Iterator[Line]:
+    if run["state"] == run_state.NONE:
+        return
+    rate = f", {run['rate']:,.0f} rows/s" if run["state"] == run_state.RUNNING else ""
+    yield (
+        f"{run['state']}: epoch {run['epoch']} on {run['host']}, pid {run['pid']}, started "
+        f"{run['started_at']}, heartbeat {_ago(run['heartbeat_age'])} ago{rate}"
+    )
+    if failure := run["last_failure"]:
+        table = f" of table {failure['table']}" if failure["table"] else ""
+        yield f"last failure{table}, {failure['at']}: {failure['error']}: {failure['reason']}"
+    if run["maintenance"]:
+        yield f"for later: {run['maintenance']}"
+
+
+def status(config: Config, opened: Open) -> StatusReport:
+    """The verdict, where and since when it runs, position, lag by station, counts, staged batches
+    and last commit: from metadata, the heartbeat of the run, and Kafka.
+
+    Kafka has some seconds to answer. If it does not, its part is missing, with the reason.
     """
     table, sink = opened(config.index_table), config.sink.id
     entry = index_entry(table, sink) if table else None
+    asked = _Answer(lambda: _asked(config, entry))
     position = entry.end if entry else Cut()
     stored = staged_batches(config, table) if table else ()
     staged = [batch for _, batch in stored if batch and not position.reaches(batch.end)]
-    planner = Planner.of(config, entry, trusting=True)
-    _, partitions = planner.origin()
-    marks = planner.watermarks(partitions)
-    lag = {p: end - position.get(p, marks.low[p]) for p, end in marks.end.items()}
+    beats = run_state.read(config, table) if table else {}
+    state = run_state.run_state(beats, entry.epoch if entry else None, time.time())
     # A claim is an entry, too; only an entry that moved the position is a commit of records.
     moved = _last_move(table, sink) if table else None
     doubts = in_doubt(config, opened)
+    counts = _counts(table, sink) if table else _IndexCounts()
+    waiting = _waiting(config, opened, position, staged)
+    kinds = _kinds(config, opened)
+    marks, unanswered = asked.within(KAFKA_SECONDS)
+    low, ends = (marks.low, marks.end) if marks else (Cut(), Cut())
+    lag = {p: end - position.get(p, low[p]) for p, end in ends.items()}
+    reached = staged[-1].end if staged else position
+    beyond = sum(max(0, end - reached.get(p, low[p])) for p, end in ends.items())
+    known = {"lag": sum(lag.values()), "beyond": beyond} if marks else {"lag": None, "beyond": None}
     values = {
         "sink": sink,
+        **{key: state[key] for key in _VERDICT},
+        "run": state["run"],
+        "fenced_runs": state.get("fenced_runs", []),
         "table": ", ".join(table.name for table in config.tables),
         "tables": len(known_tables(table, sink)) if table else 0,
         "index": config.index_table,
         "epoch": entry.epoch if entry else None,
-        "state": _state(config, sum(lag.values()), moved, list(doubts)),
+        "summary": _summary(config, known["lag"], moved, list(doubts)),
         "position": position.nested(),
-        "lag": sum(lag.values()),
+        "lag": known["lag"],
+        "stations": _stations(
+            known["beyond"], _between(position, reached), run_state.writing(beats, state)
+        ),
         "lag_by_partition": Cut(lag).nested(),
-        "topic_begins": marks.low.nested(),
-        "topic_ends": marks.end.nested(),
-        **(_counts(table, sink) if table else dict.fromkeys(_COUNTS, 0)),
+        "topic_begins": low.nested(),
+        "topic_ends": ends.nested(),
+        "kafka": unanswered,
+        **counts.values,
         "pending_batches": len(staged),
         "pending_bytes": sum(batch.bytes for batch in staged),
-        "waiting": _waiting(config, opened, position, staged),
-        "rejected_by_kind": _kinds(config, opened),
+        "waiting": waiting,
+        "rejected_by_kind": kinds,
         "in_doubt": doubts,
         "last_batch": entry.batches[1] if entry else None,
         "last_commit": None if moved is None else _moment(moved),
+        "newest_event": counts.newest and counts.newest.isoformat(timespec="milliseconds"),
+        "freshness": counts.newest and round(time.time() - counts.newest.timestamp(), 1),
     }
     return StatusReport(values)
 
 
+def _asked(config: Config, entry: LedgerEntry | None) -> Watermarks:
+    planner = Planner.of(config, entry, trusting=True)
+    _, partitions = planner.origin()
+    return planner.watermarks(partitions)
+
+
+class _Answer:
+    """A question to a server, asked on a thread of its own while other things are read."""
+
+    def __init__(self, ask: Callable[[], Watermarks]) -> None:
+        self._ask = ask
+        self._marks: Watermarks | None = None
+        self._error = "Kafka did not answer in time"
+        self._thread = threading.Thread(target=self._run, name="frazil-kafka", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._marks = self._ask()
+        except FrazilError as error:
+            self._error = error.message
+
+    def within(self, seconds: float) -> tuple[Watermarks | None, str]:
+        """The answer, or None and why there is none."""
+        self._thread.join(seconds)
+        return self._marks, "" if self._marks else self._error
+
+
+def _stations(beyond: int | None, between: int, beat: tuple[int, bool]) -> dict[str, int | None]:
+    """Offsets that are not committed, by station. `beat`, of the heartbeat: offsets of the batch
+    under way, and whether commits fail."""
+    writing, fails = min(beat[0], beyond or 0), beat[1]
+    return {
+        "kafka": None if beyond is None else beyond - writing,
+        "writing": writing,
+        "staged": 0 if fails else between,
+        "catalog": between if fails else 0,
+    }
+
+
+def _between(start: Cut, end: Cut) -> int:
+    return sum(max(0, offset - start[p]) for p, offset in end.items() if p in start)
+
+
 _COUNTS = ("written", "rejected", "skipped")
 #: Values that are printed in a form of their own.
-_APART = ("rejected_by_kind", "in_doubt")
+_VERDICT = ("state", "verdict", "reason", "remedy", "error", "operator")
+_APART = ("sink", *_VERDICT, "run", "fenced_runs", "rejected_by_kind", "in_doubt")
 #: Number of commit intervals after which a commit is late.
 _LATE = 3
 
@@ -99,15 +214,19 @@ def _last_move(table: ReadOnlyTable, sink: str) -> int | None:
     return tagged.timestamp_ms if tagged else None
 
 
-def _state(config: Config, lag: int, moved: int | None, doubted: Sequence[str] = ()) -> str:
-    waits = f"{counted(lag, 'offset waits', 'offsets wait')} in Kafka" if lag else "nothing waits"
+def _summary(
+    config: Config, lag: int | None, moved: int | None, doubted: Sequence[str] = ()
+) -> str:
+    waits = f"{counted(lag, 'offset waits', 'offsets wait')}" if lag else "nothing waits"
+    if lag is None:
+        waits = "Kafka does not tell what waits"
     if doubted:
         waits += f"; in doubt: {', '.join(doubted)}"
     if moved is None:
         return f"nothing committed yet; {waits}"
     age = time.time() - moved / 1000
     due = max(60.0, _LATE * duration(config.sink.commit_interval))
-    late = ": is it running?" if lag and age > due else ""
+    late = ": that is late" if lag and age > due else ""
     return f"last commit {_ago(age)} ago; {waits}{late}"
 
 
@@ -118,14 +237,23 @@ def _ago(seconds: float) -> str:
     return f"{max(0.0, seconds):.0f} s"
 
 
-def _counts(table: ReadOnlyTable, sink: str) -> dict[str, int]:
+@dataclass(frozen=True, slots=True)
+class _IndexCounts:
+    values: Mapping[str, int] = field(default_factory=lambda: dict.fromkeys(_COUNTS, 0))
+    #: the highest event time that is committed
+    newest: datetime | None = None
+
+
+def _counts(table: ReadOnlyTable, sink: str) -> _IndexCounts:
     """The outcomes of all records, from the index. A batch of several tables has `*` rows for all
     of them together; a batch of one table has only that table's rows."""
-    rows = table.rows(["batch", "table_name", *_COUNTS], {"sink": [sink]})
+    times = ["event_time_high"] if "event_time_high" in table.schema else []
+    rows = table.rows(["batch", "table_name", *times, *_COUNTS], {"sink": [sink]})
     starred = pc.equal(rows["table_name"].cast("string"), "*")
     whole = pc.is_in(rows["batch"], value_set=pc.unique(rows.filter(starred)["batch"]))
     totals = rows.filter(pc.or_(starred, pc.invert(whole)))
-    return {name: int(pc.sum(totals[name]).as_py() or 0) for name in _COUNTS}
+    values = {name: int(pc.sum(totals[name]).as_py() or 0) for name in _COUNTS}
+    return _IndexCounts(values, pc.max(totals[times[0]]).as_py() if times else None)
 
 
 #: Dead letters to count, and commits with dead letters to read, at most.

@@ -124,6 +124,15 @@ EFFECTS: Mapping[str, Mapping[str, Effect]] = {
         "audit_interval": RESTART,
         "max_labels": RESTART,
     },
+    "health": {"file": RESTART, "heartbeat_interval": RESTART, "max_wait": RESTART},
+    "log": {"format": RESTART, "level": RESTART, "file": RESTART, "spark_level": RESTART},
+    "notify": {
+        "command": RESTART,
+        "webhook": RESTART,
+        "headers": RESTART,
+        "events": RESTART,
+        "timeout": RESTART,
+    },
 }
 #: What refused keys have in common, and what helps.
 LEFT_BEHIND = "the ledger, which tells what the tables have, would be left behind"

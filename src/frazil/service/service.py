@@ -67,8 +67,9 @@ class Service:
         self._failure: FrazilError | None = None
         self._looker = threading.Thread(target=self._look, name="frazil-definitions", daemon=True)
 
-    def start(self) -> Service:
-        """Raises ConfigError, with nothing started, where sinks contradict each other."""
+    def start(self, log_level: str = "FATAL") -> Service:
+        """Raises ConfigError, with nothing started, where sinks contradict each other. `log_level`
+        is Spark's."""
         first = self._source.read()
         doubled = [problem.message for problem in first.problems.values() if problem.sinks]
         if doubled:
@@ -80,7 +81,12 @@ class Service:
                 hint="" if wrong else "a folder needs files that end with .toml",
             )
         configs = {sink: definition.config for sink, definition in first.sinks.items()}
-        self.spark = SharedSession(configs, spark=self._given, say=lambda text: self._say("", text))
+        self.spark = SharedSession(
+            configs,
+            spark=self._given,
+            log_level=log_level,
+            say=lambda text: self._say("", text),
+        )
         self._take(first)
         if self._watch is not None:
             self._looker.start()

@@ -252,10 +252,10 @@ class Supervision:
         now, began = self._clock.monotonic(), self._live
         self._live, self.error = False, error
         if self._leaving:
-            self._say(f"stopped: {error}")
+            self._say(f"stopped: {_without_values(error)}")
             self._enter(State.STOPPED)
         elif isinstance(error, Fenced):
-            self._say(f"fenced: {error}")
+            self._say(f"fenced: {_without_values(error)}")
             self._enter(State.FENCED)
         elif self._former is not None and isinstance(error, (Fatal, ConfigError)):
             former, self._former = self._former, None
@@ -274,15 +274,20 @@ class Supervision:
                 self._fail(error)
                 return
             pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** min(self._failures - 1, 10))
-            self._say(f"failed: {error.message}; it is started again in {pause:.0f} s")
+            self._say(f"failed: {error.log_text}; it is started again in {pause:.0f} s")
             self.restarts += 1
             self._retry_at = now + pause
             self._enter(State.RETRYING)
 
     def _fail(self, error: FrazilError) -> None:
-        self._say(f"failed, and stays so until a person acts: {error}")
+        self._say(f"failed, and stays so until a person acts: {_without_values(error)}")
         self._enter(State.FAILED)
 
     def _enter(self, state: State) -> None:
         if state is not self.state:
             self.state, self._since = state, self._clock.time()
+
+
+def _without_values(error: FrazilError) -> str:
+    """What is said may be logged: the report of the process has the whole message."""
+    return f"{error.log_text}\nhint: {error.hint}" if error.hint else error.log_text

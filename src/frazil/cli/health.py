@@ -1,0 +1,132 @@
+"""`frazil status` and `frazil health`: how a sink is, from outside its process, and as a probe."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
+
+import typer
+from rich.console import Group
+from rich.live import Live
+from rich.text import Text
+
+from frazil.cli.app import ConfigFile, Spark, app, command, stop, table_opener
+from frazil.config.units import duration
+from frazil.errors import ConfigError, FrazilError
+from frazil.render import Report, json_values, output
+
+
+@command(app)
+def status(
+    config: ConfigFile,
+    watch: Annotated[bool, typer.Option("--watch", help="Again and again, until Ctrl-C.")] = False,
+    every: Annotated[str, typer.Option(help="Pause of --watch: 2s, 1m.")] = "2s",
+    spark: Spark = None,
+    *,
+    as_json: bool,
+) -> Report:
+    """Whether a sink runs, its verdict with the remedy, lag by station, dead letters, last commit.
+
+    Example: frazil status orders.toml --watch
+    """
+    from frazil.ops.status import status
+
+    pause = duration(every, "--every")
+    opened = table_opener(config, spark)
+    if not watch:
+        return status(config, opened)
+    _watch(lambda: status(config, opened), max(0.2, pause), as_json)
+    raise typer.Exit
+
+
+def _watch(report: Callable[[], Report], pause: float, as_json: bool) -> None:
+    """Shows the report again and again, until a signal comes."""
+    console = output()
+    live = Live(console=console, auto_refresh=False)
+    refreshed = console.is_terminal and not as_json
+    with stop.flagged(), live if refreshed else nullcontext():
+        while not stop.signal:
+            try:
+                shown = report()
+            except FrazilError as error:
+                shown = _Failed(error)
+            if as_json:
+                print(json.dumps(json_values(shown)), flush=True)
+            elif refreshed:
+                clock = Text(f"{datetime.now():%H:%M:%S}, every {pause:g} s, Ctrl-C ends", "dim")
+                live.update(Group(*shown.lines(), clock), refresh=True)
+            else:
+                print("\n".join(map(str, shown.lines())), end="\n\n", flush=True)
+            deadline = time.monotonic() + pause
+            while not stop.signal and time.monotonic() < deadline:
+                time.sleep(0.1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Failed:
+    error: FrazilError
+    JSON: ClassVar = "error=error.message hint=error.hint"
+
+    def lines(self) -> list[str]:
+        return [f"frazil: {self.error}"]
+
+
+@dataclass(frozen=True)
+class ProbeReport:
+    """What a health file says."""
+
+    healthy: bool
+    reason: str
+    age: float | None = None
+    sinks: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def exit_code(self) -> int:
+        return 0 if self.healthy else 3
+
+    def lines(self) -> Iterator[str]:
+        yield ("well" if self.healthy else "not well") + (f": {self.reason}" if self.reason else "")
+        for sink in self.sinks:
+            remedy = f"; remedy: {sink['remedy']}" if sink.get("remedy") else ""
+            yield f"{sink.get('sink')}: {sink.get('verdict')}{remedy}"
+
+
+@command(app)
+def health(
+    file: Annotated[Path, typer.Argument(help="The file of [health] file.")],
+    ready: Annotated[
+        bool, typer.Option("--ready", help="Whether it is ready, not only alive.")
+    ] = False,
+    max_age: Annotated[str, typer.Option(help="A file that is older is not well.")] = "30s",
+) -> Report:
+    """For a probe: is the process that writes this health file well? (exit 3 if not)
+
+    Example: frazil health /run/frazil/orders.json --ready
+    """
+    return probe(file, ready, duration(max_age, "--max-age"), time.time())
+
+
+def probe(file: Path, ready: bool, most: float, now: float) -> ProbeReport:
+    try:
+        values = json.loads(file.read_bytes())
+        age = now - datetime.fromisoformat(values["time"]).timestamp()
+        well, sinks = bool(values["ready" if ready else "healthy"]), list(values["sinks"])
+        sinks = [sink for sink in sinks if isinstance(sink, dict)]
+    except FileNotFoundError:
+        return ProbeReport(False, f"{file} is not there")
+    except OSError as error:
+        raise ConfigError(f"cannot read health file {file}: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise ConfigError(f"cannot read health file {file}: it is none") from None
+    if age > most:
+        reason = f"the file is {age:,.0f} s old: the process is gone, or stands still"
+        return ProbeReport(False, reason, round(age, 1), sinks)
+    word = "ready" if ready else "alive"
+    reason = "" if well else f"no sink is {word}" if not ready else "not every sink is ready"
+    return ProbeReport(well, reason, round(age, 1), sinks)

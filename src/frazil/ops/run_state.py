@@ -1,0 +1,111 @@
+"""Whether a sink runs, and how it is, by the heartbeats of its runs. Pure, apart from `read`.
+
+In: the heartbeats in the staging folder, by epoch, and the epoch of the ledger. Out: the run that
+counts, and the verdict on it, as JSON values. A process that was killed shows by a heartbeat that
+is old, one that another run has taken over from by its epoch. Clocks of machines may differ by
+some seconds.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+from frazil.config.model import Config
+from frazil.errors import FrazilError
+from frazil.iceberg.table import ReadableTable
+from frazil.ledger.sink_state import heartbeat_paths, staging_folder
+
+#: The process runs; it ended and said so; its heartbeats ceased; a newer epoch has taken over; no
+#: process has written a heartbeat.
+RUNNING, ENDED, SILENT, FENCED, NONE = "running", "ended", "silent", "fenced", "none"
+#: A heartbeat is old after so many of its intervals, and at least so many seconds.
+_INTERVALS, _LEAST = 3, 30.0
+_OVER = ("stopped", "failed")
+#: Largest heartbeat, in bytes.
+_LARGEST = 1_000_000
+
+Heartbeats = Mapping[int, Mapping[str, Any]]
+
+
+def read(config: Config, index: ReadableTable) -> dict[int, dict[str, Any]]:
+    """Epoch → heartbeat, of the runs whose heartbeats are kept. One that is being written may be
+    unreadable, and is left out."""
+    beats = {}
+    for epoch, path in heartbeat_paths(index, staging_folder(config, index)).items():
+        for _ in range(2):
+            try:
+                beat = json.loads(index.fetch(path)[:_LARGEST])
+                _age(beat, 0.0)
+                beats[epoch] = beat
+                break
+            except (FrazilError, ValueError, KeyError, TypeError):
+                continue
+    return beats
+
+
+def run_state(beats: Heartbeats, epoch: int | None, now: float) -> dict[str, Any]:
+    """`epoch`: the newest of the ledger. Returns `run` and the keys of the verdict."""
+    newest = max(beats, default=None)
+    if newest is None:
+        return {"run": {"state": NONE}, **_verdict("unknown", "no process has written a heartbeat")}
+    beat = beats[newest]
+    age = _age(beat, now)
+    fresh = age <= max(_LEAST, _INTERVALS * float(beat.get("interval", 0)))
+    over = beat.get("state") in _OVER
+    if epoch is not None and newest < epoch and not (over and beat["state"] == "stopped"):
+        state = FENCED
+        text = f"epoch {newest} ({_place(beat)}) was fenced by epoch {epoch}, which shows no sign"
+        verdict = _verdict("failed", text, "start it again, if no other process runs it", "Fenced")
+    elif over or fresh:
+        state = ENDED if over else RUNNING
+        verdict = {key: beat.get(key) for key in ("state", "verdict", "reason", "remedy", "error")}
+        verdict["operator"] = bool(beat.get("operator"))
+    else:
+        state = SILENT
+        verdict = _verdict(
+            "failed",
+            f"not running since about {beat['at']} (last heartbeat, from {_place(beat)})",
+            "start it again; if the process is there, see whether it reaches the store",
+        )
+    run = {
+        "state": state,
+        **{key: beat.get(key) for key in ("epoch", "host", "pid", "frazil", "started_at")},
+        "last_heartbeat": beat["at"],
+        "heartbeat_age": round(age, 1),
+        **{key: beat.get(key) for key in ("rate", "rows", "last_failure", "last_rejected")},
+        "maintenance": beat.get("maintenance") or "",
+    }
+    older = [
+        {"epoch": number, "fenced_by": newest, **{key: old.get(key) for key in ("host", "pid")}}
+        for number, old in beats.items()
+        if number < newest and old.get("state") not in _OVER and _age(old, now) <= _LEAST
+    ]
+    return {"run": run, "fenced_runs": older, **verdict}
+
+
+def writing(beats: Heartbeats, state: Mapping[str, Any]) -> tuple[int, bool]:
+    """Offsets of the batch under way, and whether commits fail, as the run's heartbeat tells."""
+    if state["run"]["state"] != RUNNING:
+        return 0, False
+    lag = beats[max(beats)].get("lag") or {}
+    return int(lag.get("writing") or 0), bool(lag.get("catalog"))
+
+
+def _verdict(state: str, reason: str, remedy: str = "", error: str = "") -> dict[str, Any]:
+    text = f"{state}: {reason}"
+    operator = state == "failed"
+    return {
+        **{"state": state, "verdict": text, "reason": reason},
+        **{"remedy": remedy, "error": error, "operator": operator},
+    }
+
+
+def _place(beat: Mapping[str, Any]) -> str:
+    return f"{beat.get('host')}, pid {beat.get('pid')}"
+
+
+def _age(beat: Mapping[str, Any], now: float) -> float:
+    return max(0.0, now - datetime.fromisoformat(beat["at"]).timestamp())
