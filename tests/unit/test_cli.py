@@ -176,6 +176,7 @@ def test_hostile_files_are_refused_in_a_sentence(
 def test_hostile_arguments_are_refused_in_a_sentence(
     path: tuple[str, ...], tmp_path: Path, capfd: Any, monkeypatch: pytest.MonkeyPatch
 ):
+    monkeypatch.chdir(tmp_path)  # some options name files that are written
     config = tmp_path / "sink.toml"
     config.write_text(GOOD.format(tmp_path))
     command = COMMANDS[path]
