@@ -74,8 +74,9 @@ class Run(StreamingQuery):
         gathering: BatchGathering,
         events: SinkCommitEvents,
         ends_by_itself: bool,
+        ends: Cut | None,
     ) -> None:
-        """`ends_by_itself`: the trigger is available-now."""
+        """`ends_by_itself`: the trigger is available-now. `ends`: the run stops itself there."""
         self.committer = committer
         self._running = running
         self._source = source
@@ -88,6 +89,10 @@ class Run(StreamingQuery):
         self._stopped = False
         self._beaten = False
         _runs[_identity(config)] = self
+        if ends is not None:
+            threading.Thread(
+                target=self._end_at, args=(ends,), name="frazil-available-now", daemon=True
+            ).start()
 
     # ── how far it is ────────────────────────────────────────────────────────────────────────
 
@@ -283,7 +288,7 @@ class Run(StreamingQuery):
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    def end_at(self, ends: Cut) -> None:
+    def _end_at(self, ends: Cut) -> None:
         """Stop like Spark's own trigger: behind everything up to `ends`, and behind the batch
         without data that closes the windows which the last records allow to close."""
         try:

@@ -20,8 +20,6 @@ query keeps state in it (`sources.query_state`); then it must agree with the led
 
 from __future__ import annotations
 
-import logging
-import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
@@ -44,9 +42,8 @@ from frazil.commit.startup import Startup
 from frazil.config.model import Config, load
 from frazil.config.sections import AVAILABLE_NOW
 from frazil.config.units import duration
-from frazil.errors import ConfigError, FrazilError, SchemaMismatch
+from frazil.errors import ConfigError, SchemaMismatch
 from frazil.iceberg.java import JavaCatalog
-from frazil.iceberg.java_spark import set_input_rows
 from frazil.kafka.range_source import BatchGathering
 from frazil.ledger.staged_batch import StagedBatch
 from frazil.offsets import Cut, Partition
@@ -64,11 +61,11 @@ from frazil.sources.base import (
 from frazil.sources.kafka import KafkaSource
 from frazil.sources.of_config import refuse_keys, source_of
 from frazil.spark.foreach_batch import BatchGate, interrupt, with_trigger
+from frazil.spark.progress import report_records
 from frazil.spark.query import Running, started, translated
 from frazil.spark.session import session
 from frazil.steps import Step
 
-_log = logging.getLogger("frazil")
 #: How often a batch is run again because tables had to be created or evolved for it. Each run
 #: reports all needs of all tasks: more than a few reruns mean that another writer changes the
 #: tables.
@@ -89,10 +86,10 @@ class MicroBatches:
         changed: set[str],
         retry: Retry,
         on_step: Callable[[Step], None],
-        tell_spark: Callable[[Mapping[Partition, int]], None] = lambda _: None,
+        report: Callable[[Mapping[Partition, int]], None] = lambda _: None,
     ) -> None:
         """`changed`: tables whose columns another writer changed, as the committer finds them;
-        `tell_spark`: how many records a batch read of each partition."""
+        `report`: gets the number of records that a batch read of each partition."""
         self._source = source
         self._tables = tables
         self._staging = staging
@@ -101,7 +98,7 @@ class MicroBatches:
         self._changed = changed
         self._retry = retry
         self._on_step = on_step
-        self._tell_spark = tell_spark
+        self._report = report
 
     def run(self, frame: DataFrame, spark_batch_id: int) -> None:
         window_start_ms = int(time.time() * 1000)
@@ -114,7 +111,7 @@ class MicroBatches:
             return
         tables, run = self._run(plan)  # 2, 3
         result = self._source.check(plan, tables, run)  # 4
-        self._tell_spark(self._source.records(plan, run))
+        self._report(self._source.records(plan, run))
         if result is None:
             return
         self._on_step(result.step(self._stream.number, self._tables.holds_no_records))
@@ -236,7 +233,7 @@ class Sink:
             if isinstance(error, PySparkException):
                 raise translated(error) from None
             raise
-        run = Run(
+        return Run(
             self.config,
             self._query,
             self.committer,
@@ -246,12 +243,8 @@ class Sink:
             gathering=self.gathering,
             events=self._events,
             ends_by_itself=available_now,
+            ends=ends,
         )
-        if ends is not None:
-            threading.Thread(
-                target=run.end_at, args=(ends,), name="frazil-available-now", daemon=True
-            ).start()
-        return run
 
     def cancel(self) -> None:
         """From another thread: a start in progress gives up waiting for servers, and no batch
@@ -341,7 +334,7 @@ class Sink:
             changed=events.changed,
             retry=self._retry,
             on_step=self._on_step,
-            tell_spark=partial(tell_spark, spark, self._query_name),
+            report=partial(report_records, spark, self._query_name),
         )
 
     def _commit_all(self) -> None:
@@ -375,19 +368,3 @@ class Sink:
     def _gated_batch(self, frame: DataFrame, spark_batch_id: int) -> None:
         if not self._gate.run(self._batches.run, frame, spark_batch_id):
             interrupt(lambda: self._query is not None and self._query.query.isActive)
-
-
-def tell_spark(spark: SparkSession, query: str, records: Mapping[Partition, int]) -> None:
-    """For the progress of its query: Spark has seen ranges, or nothing, where the tasks have read
-    these records."""
-
-    def rows(end: Mapping[str, Any]) -> int | None:
-        known = Cut.of(end["cut"]) if "cut" in end else ()  # else not an offset of ours
-        return sum(records.get(partition, 0) for partition in known) if known else None
-
-    if not records:
-        return
-    try:
-        set_input_rows(spark, query, rows)
-    except FrazilError as error:  # a figure for people to look at: no reason to stop
-        _log.debug("%s", error.message)

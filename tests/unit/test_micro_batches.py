@@ -92,7 +92,7 @@ class Tables:
 class Rig:
     def __init__(self, source: Source) -> None:
         self.steps: list[str] = []
-        self.told: list[Mapping[Partition, int]] = []
+        self.reports: list[Mapping[Partition, int]] = []
         self.submitted: list[Any] = []
         self.refusals: list[Exception] = []
         self.tables = Tables()
@@ -107,7 +107,7 @@ class Rig:
             changed=self.changed,
             retry=Retry(5.0, lambda: False),
             on_step=self._step,
-            tell_spark=self.told.append,
+            report=self.reports.append,
         )
 
     def _step(self, step: Step) -> None:
@@ -134,7 +134,7 @@ def test_a_batch_is_planned_written_staged_and_submitted():
     rig.run()
     assert rig.steps == ["planned", "written", "staged"]
     assert rig.ends == [5]
-    assert rig.told == [{P: 5}], "Spark is told what was read"
+    assert rig.reports == [{P: 5}], "the records that were read are reported"
     assert (rig.stream.position.cut[P], rig.stream.position.source) == (5, "b")
     assert rig.stream.number == 8
     assert rig.changed == set(), "tables that others changed are loaded again before the batch"
