@@ -126,9 +126,9 @@ class MicroBatches:
                 return tables, run
             self._tables.ensure(run.missing)  # 3
         raise SchemaMismatch(
-            f"cannot write a batch: in {_RERUNS} tries the tables did not come to fit: "
+            f"cannot write a batch: in {_RERUNS} tries the tables still do not fit: "
             f"{', '.join(sorted(run.missing))}",
-            hint="does somebody else change them?",
+            hint="another writer may be changing them",
         )
 
     def _stage(self, result: WriteResult, window_start_ms: int) -> None:

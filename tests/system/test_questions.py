@@ -232,7 +232,7 @@ def test_a_table_as_of_an_offset_or_a_cut(
     assert rows(f"db.{name}", name, 1, 5) == 40
     with pytest.raises(ConfigError, match=rf"sink {name} stands at {name}\[0\]@60"):
         frazil.as_of(spark, config, name, 0, 60)
-    with pytest.raises(ConfigError, match="no snapshot of it tells of these partitions"):
+    with pytest.raises(ConfigError, match="no snapshot of it has these partitions"):
         frazil.as_of(spark, config, "other", 0, 1)
     with pytest.raises(ConfigError, match="does not exist"):
         frazil.as_of(spark, f"db.{name}_none", name, 0, 1)

@@ -824,7 +824,7 @@ def test_a_batch_rebuilt_from_the_ledger_is_refused_where_the_table_was_rolled_b
     rig.restart(epoch=2)
     rig.data.refs["main"] = next(s.id for s in rig.data.history("main") if s.parent is None)
     rig.targets[0]._set_seen(parse(next(rig.data.history("main")).summary))
-    with pytest.raises(Gap, match=r"orders\[0\] \[0, 5\).*has them no more"):
+    with pytest.raises(Gap, match=r"orders\[0\] \[0, 5\).*no longer has them"):
         rig.commit(rebuilt(entry, "db.t", "uuid-1"))
     assert rig.data.live() == []
     assert rig.index.live() == []

@@ -370,7 +370,7 @@ def test_a_health_file_is_replaced_as_a_whole_and_ages(alone: None, tmp_path: Pa
 def test_a_file_that_is_no_health_file_is_named(content: bytes, tmp_path: Path):
     path = tmp_path / "health"
     path.write_bytes(content)
-    with pytest.raises(ConfigError, match="it is none"):
+    with pytest.raises(ConfigError, match="it is not one"):
         probe(path, False, 30, 0.0)
 
 

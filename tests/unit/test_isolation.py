@@ -542,6 +542,7 @@ def test_a_record_that_fails_at_the_start_is_left_to_the_tasks(
     """The driver reads the first records to learn their columns; it does not stop at one."""
     feed = KafkaSource.__new__(KafkaSource)
     feed._plans = SimpleNamespace(rules=None, plan=lambda *_: plan(tmp_path))  # type: ignore[assignment]
+    monkeypatch.setattr(feed, "_refuse_unknown_fields", lambda _: None)
     words |= {3: POISON}
     at_decode(monkeypatch)
     feed._next = [Range(HERE, 0, COUNT)]

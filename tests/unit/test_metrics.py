@@ -29,7 +29,7 @@ from frazil.monitoring import probes
 from frazil.monitoring.lag import LagTracker
 from frazil.monitoring.metrics import METRICS, OTHER, REGISTRY, SinkMetrics
 from frazil.monitoring.metrics_observer import MetricsObserver
-from frazil.monitoring.of_config import observers_of
+from frazil.monitoring.of_config import health_of, observers_of
 from frazil.monitoring.processes import memory
 from frazil.monitoring.prometheus import metrics_page
 from frazil.offsets import BATCHES, Cut, Partition
@@ -411,8 +411,8 @@ def test_every_metric_is_in_the_reference_and_no_other():
 
 
 def test_metrics_are_observed_only_where_somebody_reads_them():
-    assert observers_of(config()) == []
-    assert observers_of(config(address="9464")) == [MetricsObserver]
+    assert observers_of(config()) == [health_of]
+    assert observers_of(config(address="9464")) == [MetricsObserver, health_of]
 
 
 @pytest.mark.parametrize(

@@ -254,8 +254,8 @@ def test_a_text_is_split_as_a_shell_would_and_no_shell_runs():
         ({"webhook": "http://x:99999999"}, "expected a URL"),
         ({"webhook": "http://x", "headers": {"Authorization": "Bearer x"}}, "a secret stands"),
         ({"webhook": "http://x", "headers": {"X-Api-Key": "x"}}, "a secret stands"),
-        ({"webhook": "http://x", "headers": {"a b": "x"}}, "is no header"),
-        ({"webhook": "http://x", "headers": {"a": "x\r\nb: c"}}, "is no header"),
+        ({"webhook": "http://x", "headers": {"a b": "x"}}, "is not a header name"),
+        ({"webhook": "http://x", "headers": {"a": "x\r\nb: c"}}, "is not a header name"),
         ({"timeout": "soon"}, "timeout"),
     ],
 )

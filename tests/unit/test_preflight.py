@@ -245,7 +245,7 @@ def test_a_proposal_follows_from_what_is_in_the_topic(
     values = {key: getattr(table, key) for key in expected}
     assert {k: list(v) if isinstance(v, tuple) else v for k, v in values.items()} == expected
     assert all(proposal["why"] for proposal in made.proposals)
-    with pytest.raises(ConfigError, match="it is there already"):
+    with pytest.raises(ConfigError, match="it exists already"):
         write_new(tmp_path / "a.toml", made.text)
 
 

@@ -460,7 +460,7 @@ def test_a_template_is_filled_with_value_topic_and_groups():
     assert out.shares == [Route(("dev.a_dev_x", "lake.all"), None, 0, "")]
     assert rules.template("dev.a_dev_x") == tables[0]
     assert rules.template("lake.all") == "lake.all"
-    with pytest.raises(ConfigError, match="cannot tell what lake"):
+    with pytest.raises(ConfigError, match="cannot configure table lake"):
         rules.template("lake.nope.x")
 
 
@@ -624,11 +624,11 @@ def test_one_bad_name_among_several_rejects_the_record_once():
         ({"skip": True, "values": ("a",)}, "values need a field or a header"),
         ({"python": len, "field": "a"}, "expected python without field and header"),
         ({"skip": True, "field": "a..b"}, "field 'a..b' is no path"),
-        ({"skip": True, "pattern": "("}, "pattern is no regular expression"),
-        ({"to": TABLES, "allowed_names": "["}, "allowed_names is no regular expression"),
+        ({"skip": True, "pattern": "("}, "pattern is not a regular expression"),
+        ({"to": TABLES, "allowed_names": "["}, "allowed_names is not a regular expression"),
         ({"skip": True, "pattern": "(?P<topic>a)"}, "another name for the pattern's group"),
         ({"to": TABLES, "envelope": "avro"}, "expected envelope = 'debezium' or none"),
-        ({"to": ("lake.nope",)}, "lake.nope is no [[table]]; there are lake.orders"),
+        ({"to": ("lake.nope",)}, "lake.nope is not a [[table]]; expected one of lake.orders"),
         ({"to": ("lake.{value}",)}, "{value} in lake.{value} is not known; known are topic"),
         ({"to": ("lake.{value}",), "pattern": "(?P<a>.)"}, "known are a, topic"),
     ],

@@ -381,7 +381,7 @@ def test_a_sort_field_that_cannot_be_is_refused(text: str, words: str):
 
 
 def test_the_same_sort_field_twice_is_refused():
-    with pytest.raises(ConfigError, match="it is there already"):
+    with pytest.raises(ConfigError, match="it exists already"):
         sort_order(ORDERS, ("id", "id desc"), "db.t")
 
 

@@ -123,7 +123,7 @@ def probe(file: Path, ready: bool, most: float, now: float) -> ProbeReport:
     except OSError as error:
         raise ConfigError(f"cannot read health file {file}: {error.strerror}") from None
     except (ValueError, KeyError, TypeError, RecursionError):
-        raise ConfigError(f"cannot read health file {file}: it is none") from None
+        raise ConfigError(f"cannot read health file {file}: it is not one") from None
     if age > most:
         reason = f"the file is {age:,.0f} s old: the process is gone, or stands still"
         return ProbeReport(False, reason, round(age, 1), sinks)

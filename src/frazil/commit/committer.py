@@ -439,7 +439,7 @@ def _manifests(batches: Sequence[StagedBatch], table: str) -> list[str]:
         if not staged.manifests and (staged.keys or any(t.written for t in staged.tallies)):
             raise Gap(
                 f"cannot commit {ranges_of(batch, table)} to table {table}: it had them when this "
-                "run began, and has them no more",
+                "run began, and no longer has them",
                 hint="the table was rolled back or its branch replaced; see `frazil audit`",
             )
     return [manifest for batch in batches for manifest in batch.table(table).manifests]

@@ -54,6 +54,6 @@ def refuse_unfinished(properties: Mapping[str, str], sink: str, action: str = ""
     if note is not None:
         raise Gap(
             f"cannot {action or f'start sink {sink}'}: a rewind to {note.to} was begun and not "
-            "finished; its tables do not stand together",
+            "finished; its tables are at different cuts",
             hint=f"finish it: frazil rewind CONFIG --to '{note.to}'",
         )

@@ -70,8 +70,8 @@ def unindexed(target: TableCommitter, index_table: str, alone: bool) -> FrazilEr
 def forgotten(index_table: str, sink: str) -> FrazilError:
     return Expired(
         f"cannot go on: the index {index_table} has rows of sink {sink}, and its ledger, which "
-        f"tells the position, is gone: its tag {ledger_tag(sink)} was removed, and the snapshots "
+        f"records the position, is gone: its tag {ledger_tag(sink)} was removed, and the snapshots "
         "of its entries were expired",
         hint="restore the index; or, where the sink fills one table alone: DELETE FROM "
-        f"{index_table} WHERE sink = '{sink}', and the rows are made again of the table's ledger",
+        f"{index_table} WHERE sink = '{sink}', and the rows are rebuilt from the table's ledger",
     )

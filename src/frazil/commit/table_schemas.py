@@ -93,8 +93,8 @@ class TableSchemas:
             and (COLUMNS_PROPERTY not in table.properties)
         ):
             raise SchemaMismatch(
-                f"cannot fill table {name}, whose name comes from the data: it is there, and no "
-                "sink made it"
+                f"cannot fill table {name}, whose name comes from the data: it exists, and no "
+                "sink created it"
             )
         held = self._tables.hold(name, table)
         held.target.epoch = epoch

@@ -123,8 +123,8 @@ class SinkTables:
                     f"cannot fill table {table.name}: sink {entry.sink} fills it from "
                     f"{', '.join(both)}, too; each record would be there twice",
                     hint="give one of them another table or other topics; or set [sink] "
-                    "allow_shared_topics = true, if that is wanted; or, if that sink is no more: "
-                    f"ALTER TABLE {table.name} DROP TAG `{ledger_tag(entry.sink, branch)}`",
+                    "allow_shared_topics = true, if that is intended; or, if that sink no longer "
+                    f"exists: ALTER TABLE {table.name} DROP TAG `{ledger_tag(entry.sink, branch)}`",
                 )
 
     def target(self, name: str) -> TableCommitter:

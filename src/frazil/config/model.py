@@ -235,8 +235,8 @@ def from_document(document: Mapping[str, Any], base: Path = Path()) -> Config:
     check_stream(config)
     if config.sink.id.endswith(".replay"):
         raise ConfigError(
-            f"cannot use sink id {config.sink.id!r}: so is called what replays the "
-            "dead letters of another",
+            f"cannot use sink id {config.sink.id!r}: that name belongs to the replay of "
+            "another sink's dead letters",
             path=("sink", "id"),
         )
     return config

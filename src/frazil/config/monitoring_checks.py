@@ -65,7 +65,7 @@ def _check_notify(notify: NotifyConfig) -> None:
     for name, value in notify.headers.items():
         if not re.fullmatch(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+", name) or re.search(r"[\r\n\0]", value):
             raise ConfigError(
-                f"cannot read [notify] headers: {name!r} is no header",
+                f"cannot read [notify] headers: {name!r} is not a header name",
                 path=("notify", "headers"),
             )
         if (SECRET.search(name) or _SECRET_HEADER.search(name)) and not REFERENCE.match(value):

@@ -67,7 +67,7 @@ class MetadataFile:
         ]
         for mapping in texts:
             if not all(type(value) is str for value in mapping.values()):
-                raise TypeError("a property or a summary has a value that is no text")
+                raise TypeError("a property or a summary has a value that is not text")
         for snapshot in self._snapshots.values():
             numbers = [
                 snapshot["snapshot-id"],
@@ -76,7 +76,9 @@ class MetadataFile:
                 snapshot.get("parent-snapshot-id") or 0,
             ]
             if not all(type(value) is int and abs(value) < 2**63 for value in numbers):
-                raise TypeError(f"snapshot {snapshot['snapshot-id']} has a number that is none")
+                raise TypeError(
+                    f"snapshot {snapshot['snapshot-id']} has a field that is not a number"
+                )
             if not isinstance(snapshot.get("manifest-list", ""), str):
                 raise TypeError(
                     f"snapshot {snapshot['snapshot-id']} has a manifest list without a name"

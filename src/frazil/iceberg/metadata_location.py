@@ -176,9 +176,9 @@ def _from_client(catalog: Mapping[str, str], kind: str, name: str) -> tuple[str,
             "RESTError "
         ):  # pyiceberg's prefix for a body that is no catalog's
             raise Unavailable(
-                f"cannot ask the catalog for {name}: what answered is no catalog: "
+                f"cannot ask the catalog for {name}: the answer is not that of a catalog: "
                 f"{missing_file_error(error, catalog)}",
-                hint="see [catalog] uri, and what stands before it",
+                hint="check [catalog] uri, and a proxy before it",
             ) from None
         return "", catalog
     except (exceptions.NotInstalledError, ImportError) as error:

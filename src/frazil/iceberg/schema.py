@@ -103,7 +103,7 @@ def partition_spec(schema_json: str, partition_by: tuple[str, ...], table: str) 
         source, column, transform = _transformed(schema, text, doing)
         term = {"source-id": source.field_id, "transform": str(transform)}
         if any(term.items() <= field.items() for field in fields):
-            raise ConfigError(f"{doing}: it is there already")
+            raise ConfigError(f"{doing}: it exists already")
         name = _partition_name(column, transform)
         while name in schema.column_names and name != column:
             name += "_part"  # Iceberg refuses the name of a column that is not its source
@@ -124,7 +124,7 @@ def sort_order(schema_json: str, sort_by: tuple[str, ...], table: str) -> str:
         source, _, transform = _transformed(schema, match["term"] if match else text, doing)
         term = {"source-id": source.field_id, "transform": str(transform)}
         if any(term.items() <= field.items() for field in fields):
-            raise ConfigError(f"{doing}: it is there already")
+            raise ConfigError(f"{doing}: it exists already")
         direction = (match["direction"] or "asc").lower() if match else "asc"
         nulls = match["nulls"] if match else ""
         nulls = (nulls or ("first" if direction == "asc" else "last")).lower()

@@ -150,7 +150,7 @@ def _newest(
             f"stands at {_common(position, wanted).text}"
         )
     raise ConfigError(
-        f"cannot read table {name} as of {wanted.text}: no snapshot of it tells of these partitions"
+        f"cannot read table {name} as of {wanted.text}: no snapshot of it has these partitions"
     )
 
 

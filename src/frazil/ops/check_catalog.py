@@ -158,11 +158,11 @@ def _probe_local(folder: str) -> None:
     path = Path(_existing(folder), f".frazil-check-{uuid.uuid4()}")
     file = next((place for place in Path(folder).absolute().parents if place.is_file()), None)
     if file is not None:
-        raise OSError(f"{file} is a file, and no folder")
+        raise OSError(f"{file} is a file, not a folder")
     try:
         path.write_bytes(_PROBE)
         if path.read_bytes() != _PROBE:
-            raise OSError("the probe file read back is another one")
+            raise OSError("the probe file that was read back differs")
     finally:
         path.unlink(missing_ok=True)
 
@@ -175,7 +175,7 @@ def _probe_store(folder: str, properties: Mapping[str, str]) -> None:
             stream.write(_PROBE)
         with io.new_input(path).open() as stream:
             if stream.read() != _PROBE:
-                raise OSError("the probe file read back is another one")
+                raise OSError("the probe file that was read back differs")
     finally:
         io.delete(path)
 

@@ -166,7 +166,7 @@ def _table(sample: TopicSample, table: str) -> list[Line]:
         reason += f"; for the newest row of each {', '.join(sample.key)}: upsert, and key"
     lines.append(("mode", "append", reason))
     if sample.event_time and not sample.debezium:
-        why = "when it happened; complete hours are told by it"
+        why = "when it happened; it decides which hours are complete"
         lines.append(("event_time", sample.event_time, why))
         why = "a day of events is a partition"
         lines.append(("partition_by", [f"day({sample.event_time})"], why))
@@ -217,7 +217,7 @@ def write_new(path: Path, text: str) -> None:
             file.write(text)
     except FileExistsError:
         raise ConfigError(
-            f"cannot write {path}: it is there already", hint="give another file: -o NAME.toml"
+            f"cannot write {path}: it exists already", hint="give another file: -o NAME.toml"
         ) from None
     except (OSError, ValueError) as error:
         fact = error.strerror if isinstance(error, OSError) else error

@@ -198,8 +198,8 @@ class RoutingRules:
             return table
         if (template := self._template_of(table)) is None:
             raise ConfigError(
-                f"cannot tell what {table} is like: no [[table]] has this name, and "
-                "no template makes it"
+                f"cannot configure table {table}: no [[table]] has this name, and no template "
+                "matches it"
             )
         return template.name
 
@@ -421,7 +421,7 @@ class RoutingRules:
             try:
                 re.compile(getattr(route, key))
             except re.error as error:
-                raise ConfigError(f"{title}: {key} is no regular expression: {error}") from None
+                raise ConfigError(f"{title}: {key} is not a regular expression: {error}") from None
         groups = set(re.compile(route.pattern).groupindex)
         ends = [key for key in ("to", "skip", "python") if getattr(route, key)]
         for wrong, why in (
@@ -454,7 +454,7 @@ class RoutingRules:
         for to in route.to:
             if to not in self._plain and to not in self._templates:
                 raise ConfigError(
-                    f"{title}: {to} is no [[table]]; there are {', '.join(self._tables)}"
+                    f"{title}: {to} is not a [[table]]; expected one of {', '.join(self._tables)}"
                 )
             for word in self._templates[to].words if to in self._templates else ():
                 if word not in words:
@@ -497,7 +497,7 @@ class RoutingRules:
             return python  # type: ignore[no-any-return]
         call, module = load(str(python), f"{title}: cannot load", f"frazil_route_{number + 1}")
         if not callable(call):
-            raise ConfigError(f"{title}: python = {python!r} is no function")
+            raise ConfigError(f"{title}: python = {python!r} is not a function")
         if "site-packages" not in (module.__file__ or ""):
             self.travelling.append(module)
         return call  # type: ignore[no-any-return]
