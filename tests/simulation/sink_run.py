@@ -307,7 +307,6 @@ def simulated() -> Iterator[None]:
             "JavaCatalog": Catalog,
             "Startup": SimulatedStartup,
             "time": _Time,
-            "threading": _Threading,
             "KafkaSource": Feed,
             "completeness_tracker": lambda *_: None,
         },
