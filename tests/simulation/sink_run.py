@@ -309,6 +309,7 @@ def simulated() -> Iterator[None]:
             "time": _Time,
             "KafkaSource": Feed,
             "completeness_tracker": lambda *_: None,
+            "started": lambda start: start(),  # any number at once
         },
         of_config: {"KafkaSource": Feed},
         run: {"time": _Time, "threading": _Threading, "_runs": _Nowhere()},
@@ -381,6 +382,7 @@ class Feed:
     paced, stateful, upserts, checkpoint = True, False, True, ""
     columns: Mapping[str, Any] = {}
     required: Mapping[str, Any] = {}
+    fixed_columns: Mapping[str, Any] = {}
     metadata = None
 
     def __init__(self, config: Config, *_: object) -> None:
