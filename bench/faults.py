@@ -376,6 +376,7 @@ class Script:
     upserts = True
     checkpoint = ""
     columns: Mapping[str, pa.Schema] = {}
+    fixed_columns: Mapping[str, pa.Schema] = {}
     metadata: MetadataColumns | None = None
 
     def __init__(self, config: Config, *_: Any, way: str) -> None:
