@@ -31,14 +31,11 @@ HARD: list[tuple[pa.DataType, str, list[Any]]] = [
 ]
 
 
-def appended(spark: Any, name: str, column: pa.Array, by: str) -> JavaTable:
-    schema = iceberg_schema(
-        pa.schema({"n": pa.int32(), "x": column.type}),
-        MetadataColumns("", "", "", ""),
-        TableConfig(name),
-    )
+def written_table(spark: Any, name: str, rows: pa.Table, *by: str) -> JavaTable:
+    """A new table with these rows."""
+    schema = iceberg_schema(rows.schema, MetadataColumns("", "", "", ""), TableConfig(name))
     table = JavaCatalog(spark, "lake").create(
-        name, schema, partition_spec(schema, (by,), name), properties={"format-version": "2"}
+        name, schema, partition_spec(schema, by, name), properties={"format-version": "2"}
     )
     shape = WriterSpec(
         table.name,
@@ -52,8 +49,7 @@ def appended(spark: Any, name: str, column: pa.Array, by: str) -> JavaTable:
         {},
     )
     writer = TableWriter(shape, "test")
-    numbers = pa.array(range(len(column)), pa.int32())
-    writer.write(pa.Table.from_arrays([numbers, column], schema=shape.arrow))
+    writer.write(pa.Table.from_arrays(rows.columns, schema=shape.arrow))
     files = [file.descriptor for file in writer.close()]
     manifest = table.write_manifest(f"{table.location}/metadata/{name}-m0.avro", files)
     table.append([manifest], {}, branch="main", check=lambda _: None, leftovers=[])
@@ -63,7 +59,9 @@ def appended(spark: Any, name: str, column: pa.Array, by: str) -> JavaTable:
 def test_hard_partition_values_are_taken_by_iceberg_and_come_back(spark, lake: Lake, name: str):
     for number, (kind, by, values) in enumerate(HARD):
         column = pa.array(values, kind)
-        table = appended(spark, f"db.{name}_{number}", column, by)
+        numbers = pa.array(range(len(column)), pa.int32())
+        rows = pa.table({"n": numbers, "x": column})
+        table = written_table(spark, f"db.{name}_{number}", rows, by)
         table_name = f"lake.db.{name}_{number}"
         back = spark.sql(f"SELECT n, {exact(kind)} AS x FROM {table_name}").collect()
         assert {row.n: row.x for row in back} == dict(enumerate(map(spelled(kind), column))), by

@@ -41,6 +41,7 @@ from frazil.arrow.default_values import declared
 from frazil.config.sections import CODECS
 from frazil.errors import ConfigError
 from frazil.files.column_bounds import file_statistics, split_offsets
+from frazil.files.encodings import CHOICES, PROPERTY, choose
 from frazil.files.partition_values import check as check_partition
 from frazil.files.partition_values import json_value, path_of, plain, source_of, transformation
 
@@ -54,8 +55,6 @@ ROW_GROUP_ROWS = 512 * 1024
 CEILING = 512 * 1024**2
 #: Arrow's overhead per column, and the most that a row group's column takes in the footer.
 COLUMN_BYTES, FOOTER_BYTES = 768, 16 * 1024
-#: A column is dictionary-encoded where at most this share of a sample's values are distinct.
-DICTIONARY_SHARE = 0.25
 
 #: Prefix of Iceberg's names of Parquet's options.
 PARQUET = "write.parquet."
@@ -315,8 +314,7 @@ class _Layout:
     """A parsed `WriterSpec`: how a table's rows are split, ordered, encoded and described."""
 
     def __init__(self, shape: WriterSpec) -> None:
-        self.name = shape.name
-        self._equality = list(shape.equality)
+        self._shape = shape
         self._properties = dict(shape.properties)
         kind = self._properties.get("write.format.default", "parquet")
         if kind.lower() != "parquet":
@@ -324,7 +322,6 @@ class _Layout:
                 f"its files are to be {kind} (write.format.default), and only Parquet is written"
             )
         self.schema, _ = _schema(shape.schema)
-        self._text = shape.schema, shape.spec
         self.spec = PartitionSpec.model_validate_json(shape.spec)
         self.partition = [self._key(term.source_id, term.transform) for term in self.spec.fields]
         order = SortOrder.model_validate_json(shape.sort_order or '{"order-id": 0, "fields": []}')
@@ -349,7 +346,7 @@ class _Layout:
         self._swell = 8 if any(self._boolean(self.ids[p]) for p in bits) else 1.5
 
     def _refused(self, fact: str) -> ConfigError:
-        return ConfigError(f"cannot write table {self.name}: {fact}")
+        return ConfigError(f"cannot write table {self._shape.name}: {fact}")
 
     def _key(self, source: int, transform: Any, *order: bool) -> _Key:
         kind = self.schema.find_type(source)
@@ -377,6 +374,10 @@ class _Layout:
                 raise self._refused(
                     f"expected a compression level of {codec} from {low} to {high}, found {level}"
                 )
+        encodings = self._properties.get(PROPERTY, CHOICES[0])
+        if encodings not in CHOICES:
+            raise self._refused(f"expected {PROPERTY} {' or '.join(CHOICES)}, found {encodings!r}")
+        self.compatible = encodings == "compatible"
         group = self._number("row-group-size-bytes")
         self.group_bytes = min(group or ROW_GROUP_BYTES, self.target)
         self.group_rows = sys.maxsize if group else ROW_GROUP_ROWS
@@ -445,7 +446,7 @@ class _Layout:
         """The row indices of each partition, in their order; the largest partition first."""
         if not self.partition:
             return [((), np.arange(0))]
-        check_partition(rows, *self._text, self.name)
+        check_partition(rows, self._shape.schema, self._shape.spec, self._shape.name)
         keys = [
             plain(key.apply(source_of(rows, self.schema, key.source))) for key in self.partition
         ]
@@ -519,8 +520,8 @@ class _Layout:
             "split-offsets": split_offsets(metadata),
             "sort-order-id": self.order_id,
         }
-        if self._equality:
-            descriptor |= {"content": "equality-deletes", "equality-ids": self._equality}
+        if ids := list(self._shape.equality):
+            descriptor |= {"content": "equality-deletes", "equality-ids": ids}
         for name, values in file_statistics(metadata, self.statistics, self.ids).items():
             descriptor[name] = {
                 "keys": list(values),
@@ -560,10 +561,12 @@ class _OpenFile:
         self._path = path
         # The name is new: no need to look for a file first.
         self._stream = io.new_output(path).create(overwrite=True)
+        encodings = choose(sample, layout.compatible, layout.options["compression"] != "none")
         self._writer = pq.ParquetWriter(
             self._stream,
             sample.schema,
-            use_dictionary=_repetitive(sample),
+            use_dictionary=encodings.dictionary or False,
+            column_encoding=encodings.others or None,
             bloom_filter_options=layout.blooms(len(sample)),
             **layout.options,
         )
@@ -587,19 +590,6 @@ class _OpenFile:
         metadata = self._writer.writer.metadata
         descriptor = self._layout.descriptor(self._path, partition, metadata, size)
         return DataFileDescriptor(descriptor, metadata.num_rows, size)
-
-
-def _repetitive(sample: pa.Table) -> list[str] | bool:
-    """Columns worth a dictionary, by a sample: encoding costs time if most values differ."""
-    head = sample.slice(0, 4096)
-    names = []
-    for column in head.schema:
-        if pa.types.is_nested(column.type) or isinstance(column.type, pa.BaseExtensionType):
-            continue
-        distinct = pc.count_distinct(head.column(column.name)).as_py()
-        if distinct <= max(2, len(head) * DICTIONARY_SHARE):
-            names.append(column.name)
-    return names or False
 
 
 # ── columns ──────────────────────────────────────────────────────────────────────────────────────
