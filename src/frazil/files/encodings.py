@@ -45,10 +45,10 @@ def choose(rows: pa.Table, compatible: bool, compressed: bool) -> Encodings:
     chosen = Encodings([], {})
     sample = rows.slice(0, SAMPLE).combine_chunks()
     for column in sample.schema:
-        for path, values in _leaves(pc.drop_null(_array(sample, column.name)), column.name):
-            kind = values.type
-            if isinstance(kind, pa.BaseExtensionType) or pa.types.is_boolean(kind):
+        for path, leaf in _leaves(_array(sample, column.name), column.name):
+            if isinstance(leaf.type, pa.BaseExtensionType) or pa.types.is_boolean(leaf.type):
                 continue
+            values = pc.drop_null(leaf)
             distinct = pc.count_distinct(values).as_py()
             repeated = _repeated(values, distinct, len(values) * len(rows) // len(sample))
             if not compatible and _as_delta(values, distinct if repeated else None):
@@ -66,16 +66,18 @@ def _array(rows: pa.Table, name: str) -> pa.Array:
 
 
 def _leaves(values: pa.Array, path: str) -> Iterator[tuple[str, pa.Array]]:
-    """The columns that Parquet makes of a column, without nulls: path and values."""
+    """The columns that Parquet makes of a column: path and values."""
     kind = values.type
     if pa.types.is_struct(kind):
-        for number, child in enumerate(kind):
-            yield from _leaves(pc.drop_null(values.field(number)), f"{path}.{child.name}")
+        for child, inner in zip(kind, values.flatten(), strict=True):
+            yield from _leaves(inner, f"{path}.{child.name}")
     elif pa.types.is_map(kind):
-        yield from _leaves(values.keys, f"{path}.key_value.key")
-        yield from _leaves(pc.drop_null(values.items), f"{path}.key_value.value")
+        rows = slice(values.offsets[0].as_py(), values.offsets[-1].as_py())
+        yield from _leaves(values.keys[rows], f"{path}.key_value.key")
+        yield from _leaves(values.items[rows], f"{path}.key_value.value")
     elif pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        yield from _leaves(pc.drop_null(values.flatten()), f"{path}.list.element")
+        rows = slice(values.offsets[0].as_py(), values.offsets[-1].as_py())
+        yield from _leaves(values.values[rows], f"{path}.list.element")
     else:
         yield path, values
 
