@@ -456,7 +456,7 @@ class Script:
             for p in PARTITIONS
         )
         table = TableWriteResult(tallies, files.files, files.deletes, files.keys)
-        return ScriptRun(result=WriteResult(begin, end, {self._table: table}, self._origin, {}))
+        return ScriptRun(result=WriteResult(begin, end, {self._table: table}, self._origin))
 
 
 class ScriptedRun(Sink):

@@ -21,7 +21,7 @@ query keeps state in it (`sources.query_state`); then it must agree with the led
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -111,7 +111,7 @@ class MicroBatches:
             return
         tables, run = self._run(plan)  # 2, 3
         result = self._source.check(plan, tables, run)  # 4
-        self._report(self._source.records(plan, run))
+        self._report(run.records)
         if result is None:
             return
         self._on_step(result.step(self._stream.number, self._tables.holds_no_records))
@@ -216,9 +216,7 @@ class Sink:
         try:
             if self._on_complete is not None:
                 self._events.index_writer.call(self._on_complete)
-            self.committer.start()
-            for batch in staged:
-                self.committer.submit(batch, bounded=False)
+            self.committer.start(staged)
             self._query = Running(
                 started(writer.start),
                 lambda: started(self._retry(lambda: self._writer(spark, until)).start),
@@ -259,10 +257,8 @@ class Sink:
         """
         refuse_a_second_run(self.config)
         staged = self._begin(spark, counts_on)
-        self.committer.start()
         try:
-            for batch in staged:
-                self.committer.submit(batch, bounded=False)
+            self.committer.start(staged)
             self._commit_all()
             with self._startup.explaining_missing_files():
                 self._batches.resume()
@@ -275,22 +271,12 @@ class Sink:
             self.source.close()
         return staged
 
-    def existing_tables(self, spark: SparkSession, tables: Iterable[str] = ()) -> BatchTables:
-        """The existing tables, and `tables`: nothing is claimed, nothing can be written."""
-        startup = self._opened(spark)
-        startup.open_readonly(spark, tables)
-        stream = StreamState(self.config.sink.id, startup.epoch, StreamPosition(), 0)
-        provisioner = TableProvisioner(self.config, startup, stream, self._retry)
-        return provisioner.plans(versions=False)
-
     # ── the beginning of a run ───────────────────────────────────────────────────────────────
-
-    def _opened(self, spark: SparkSession) -> Startup:
-        return Startup(self.config, JavaCatalog(spark, self.config.catalog.name), self.source)
 
     def _begin(self, spark: SparkSession, counts_on: str = "") -> Sequence[StagedBatch]:
         """Take over from the previous run: its staged batches are the first to be committed."""
-        startup = self._startup = self._opened(spark)
+        catalog = JavaCatalog(spark, self.config.catalog.name)
+        startup = self._startup = Startup(self.config, catalog, self.source)
         startup.claim(spark)
         self._retry(startup.widen_index)
         left = startup.recover()

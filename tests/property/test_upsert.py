@@ -30,7 +30,6 @@ from frazil.pipeline.upsert import (
     UpsertResult,
     apply,
     deletes_shape,
-    parts_of,
     shared,
     shuffle_blocks,
     unpacked,
@@ -107,9 +106,10 @@ def contents(files: Any) -> list[dict[str, Any]]:
 def through_parcels(
     of: TablePlan, tasks: list[KeyChanges], buckets: int, parts: int = 1
 ) -> UpsertResult:
+    most = buckets * parts * upsert.TOGETHER_ROWS
     sent: dict[int, list[ShuffleBlock]] = {}
     for task in tasks:
-        for bucket, parcel in shuffle_blocks(of, task, buckets, buckets * parts):
+        for bucket, parcel in shuffle_blocks(of, task, buckets, most):
             sent.setdefault(bucket, []).append(pickle.loads(pickle.dumps(parcel)))
     done = UpsertResult({}, (), (), 0, 0.0)
     for bucket in sent:
@@ -211,9 +211,12 @@ def test_many_changes_are_not_unpacked_at_once(tmp_path, monkeypatch):
     monkeypatch.setattr(upsert, "TOGETHER_ROWS", 100)
     of = plan(str(tmp_path), key("id", pa.int64()))
     sent = changes(of, [record({"id": n}, 0, n, 0, n) for n in range(1000)])
-    parts = parts_of(1000, 1)
-    assert (parts, parts_of(99, 1), parts_of(500, 4)) == (10, 1, 8)
-    every = [parcel for _, parcel in shuffle_blocks(of, sent, 1, parts)]
+    assert [upsert._parts_of(*of_batch) for of_batch in ((1000, 1), (99, 1), (500, 4))] == [
+        10,
+        1,
+        8,
+    ]
+    every = [parcel for _, parcel in shuffle_blocks(of, sent, 1, 1000)]
     counts = [sum(map(len, part.rows)) for _, part in unpacked(every)]
     assert sum(counts) == 1000
     assert max(counts) < 300

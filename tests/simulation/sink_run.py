@@ -428,9 +428,6 @@ class Feed:
     def opening(self, *_: object) -> None:
         return None
 
-    def records(self, plan: Any, run: Any) -> Mapping[Partition, int]:
-        return {}
-
     def carried(self) -> list[Range]:
         return []
 
@@ -471,9 +468,7 @@ class Feed:
         one, ranges, reached, touched = self._one, plan.ranges, plan.position, done.touched
         begin = Cut({**{r.partition: r.start for r in ranges}, **reached.cut})
         total = () if one else tuple(self._tally(r, None) for r in ranges)
-        return WriteResult(
-            begin, reached.cut.after(ranges), touched, self.identify(), {}, total=total
-        )
+        return WriteResult(begin, reached.cut.after(ranges), touched, self.identify(), total=total)
 
     def _tally(self, r: Range, name: str | None) -> RangeCounts:
         fates = [self.topic.fate(r.partition, o) for o in range(r.start, r.end)]

@@ -11,8 +11,16 @@ from hypothesis import strategies as st
 from frazil.arrow.avro import WriterSchema
 from frazil.config.sections import RESERVED
 from frazil.errors import SchemaMismatch
-from frazil.pipeline.evolution import SchemaChanges, changes, merged, renamed, together, twins
-from frazil.pipeline.projection import differences, fitted
+from frazil.pipeline.evolution import (
+    SchemaChanges,
+    changes,
+    differences,
+    merged,
+    renamed,
+    together,
+    twins,
+)
+from frazil.pipeline.projection import fitted
 
 L, M, S = pa.large_list, pa.map_, pa.struct
 INT, LONG, FLOAT, DOUBLE, TEXT = (

@@ -19,9 +19,10 @@ from frazil.config.model import from_document
 from frazil.errors import ConfigError, Expired, IdentityMismatch, Unavailable, from_traceback
 from frazil.kafka import planner as source
 from frazil.kafka import range_source
-from frazil.kafka.planner import Planner, TopicIdentity, Watermarks, split, tasks
+from frazil.kafka.planner import Planner, TopicIdentity, Watermarks, split
 from frazil.kafka.range_source import BatchGathering, RangeStreamReader, options
 from frazil.offsets import Cut, Partition, Range, join
+from frazil.sources.range_tasks import number_of_tasks
 
 A, B, C = Partition("orders", 0), Partition("orders", 1), Partition("orders", 2)
 LOTS = 10**15
@@ -441,11 +442,11 @@ def test_a_record_larger_than_the_limit_still_goes_through(kafka: Kafka):
 
 def test_few_records_of_many_partitions_make_few_tasks():
     crumbs = [Range(Partition("orders", n), 0, 10) for n in range(1000)]
-    assert tasks(crumbs, parallelism=4) == 4
-    assert tasks(crumbs[:3], parallelism=4) == 3
+    assert number_of_tasks(crumbs, parallelism=4) == 4
+    assert number_of_tasks(crumbs[:3], parallelism=4) == 3
     large = [Range(Partition("orders", n), 0, 50_000) for n in range(100)]
-    assert tasks(large, parallelism=4) == 100
-    assert tasks([*large[:5], *crumbs], parallelism=4) == 6
+    assert number_of_tasks(large, parallelism=4) == 100
+    assert number_of_tasks([*large[:5], *crumbs], parallelism=4) == 6
 
 
 # ── Spark's view ─────────────────────────────────────────────────────────────────────────────

@@ -139,9 +139,12 @@ class Committer:
         self._closed = False
         self._thread: threading.Thread | None = None
 
-    def start(self) -> None:
+    def start(self, staged: Sequence[StagedBatch] = ()) -> None:
+        """`staged`: the batches that an earlier run left, however many wait."""
         self._thread = threading.Thread(target=self._run, name="frazil-committer", daemon=True)
         self._thread.start()
+        for batch in staged:
+            self.submit(batch, bounded=False)
 
     @property
     def pending(self) -> list[StagedBatch]:

@@ -123,13 +123,6 @@ def file_statistics(
     }
 
 
-def split_offsets(footer: pq.FileMetaData) -> list[int]:
-    """The offsets at which the row groups begin."""
-    first = (footer.row_group(number).column(0) for number in range(footer.num_row_groups))
-    pages = ((chunk.dictionary_page_offset, chunk.data_page_offset) for chunk in first)
-    return sorted(min(offset for offset in offsets if offset) for offsets in pages)
-
-
 def _bounds(extent: ColumnExtent, length: int | None) -> tuple[bytes | None, bytes | None]:
     if not extent.complete or extent.low is None:
         return None, None

@@ -40,7 +40,7 @@ from frazil.arrow.cast import projected
 from frazil.arrow.default_values import declared
 from frazil.config.sections import CODECS
 from frazil.errors import ConfigError
-from frazil.files.column_bounds import file_statistics, split_offsets
+from frazil.files.column_bounds import file_statistics
 from frazil.files.encodings import CHOICES, PROPERTY, choose
 from frazil.files.partition_values import check as check_partition
 from frazil.files.partition_values import json_value, path_of, plain, source_of, transformation
@@ -517,7 +517,7 @@ class _Layout:
             ],
             "file-size-in-bytes": size,
             "record-count": metadata.num_rows,
-            "split-offsets": split_offsets(metadata),
+            "split-offsets": _split_offsets(metadata),
             "sort-order-id": self.order_id,
         }
         if ids := list(self._shape.equality):
@@ -528,6 +528,13 @@ class _Layout:
                 "values": [v.hex() if isinstance(v, bytes) else v for v in values.values()],
             }
         return json.dumps(descriptor)
+
+
+def _split_offsets(footer: pq.FileMetaData) -> list[int]:
+    """The offsets at which the row groups begin."""
+    first = (footer.row_group(number).column(0) for number in range(footer.num_row_groups))
+    pages = ((chunk.dictionary_page_offset, chunk.data_page_offset) for chunk in first)
+    return sorted(min(offset for offset in offsets if offset) for offsets in pages)
 
 
 @lru_cache(maxsize=2048)  # a worker's next task writes the same tables

@@ -44,8 +44,8 @@ from frazil.config.units import ORDER, transform_of
 from frazil.errors import ConfigError, SchemaMismatch
 from frazil.iceberg.table import SchemaUpdate
 from frazil.offsets import Partition
-from frazil.pipeline.evolution import Aliases, changes, unmakeable
-from frazil.pipeline.projection import MetadataColumns, differences
+from frazil.pipeline.evolution import Aliases, changes, differences, unmakeable
+from frazil.pipeline.projection import MetadataColumns
 
 
 def iceberg_schema(columns: pa.Schema, metadata: MetadataColumns, table: TableConfig) -> str:

@@ -38,7 +38,7 @@ _log = logging.getLogger("frazil")
 
 #: one call to Kafka may take this long; the planner's patience spans many calls
 _CALL_SECONDS = 10.0
-_SMALLEST_PIECE = 50_000
+SMALLEST_PIECE = 50_000
 _SAMPLE_SECONDS = 30.0
 #: Kafka's topic id where there is none.
 _NO_ID = "AAAAAAAAAAAAAAAAAAAAAA"
@@ -542,15 +542,8 @@ def _cap(until: Cut | None, partition: Partition) -> int:
 def split(ranges: Sequence[Range], *, most: int, parallelism: int) -> list[Range]:
     """Ranges in pieces: none over `most` offsets, and enough of them for every core."""
     total = sum(map(len, ranges))
-    fair = max(_SMALLEST_PIECE, -(-total // max(1, parallelism)))
+    fair = max(SMALLEST_PIECE, -(-total // max(1, parallelism)))
     return [piece for r in ranges if len(r) for piece in r.pieces(min(most, fair))]
-
-
-def tasks(pieces: Sequence[Range], parallelism: int) -> int:
-    """The number of tasks for the pieces: one for each core, and more where there are enough
-    records for them. A thousand partitions with few records each are not worth a thousand tasks."""
-    worth = -(-sum(map(len, pieces)) // _SMALLEST_PIECE)
-    return min(len(pieces), max(parallelism, worth))
 
 
 def publish(kafka: Mapping[str, str], group: str, cut: Cut) -> None:

@@ -11,13 +11,18 @@ from typing import Any
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as sql
 
+from frazil.commit.provisioning import TableProvisioner
+from frazil.commit.startup import Startup
 from frazil.config.model import Config
+from frazil.config.units import duration
 from frazil.errors import ConfigError, counted
 from frazil.iceberg.java import JavaCatalog
 from frazil.ledger.completeness import Timestamp
 from frazil.ledger.sink_state import known_tables, staged_batches
 from frazil.render import Line, json_values, text_table
+from frazil.retry import Retry
 from frazil.sink import Sink
+from frazil.sources.base import BatchTables, StreamPosition, StreamState
 from frazil.sources.dead_letters import (
     DeadLetterSelection,
     DeadLetterSource,
@@ -204,9 +209,21 @@ def preview_replay(
     sink, source = _sink(config, wanted, None)
     if not _waiting(config, spark, wanted):
         return ReplayReport()
-    index = JavaCatalog(spark, config.catalog.name).load(config.index_table)
-    tables = sink.existing_tables(spark, known_tables(index, config.sink.id) if index else ())
+    tables = _existing_tables(sink.config, spark, source, config.sink.id)
     return source.dry_run(source.stream(spark, None), tables)
+
+
+def _existing_tables(
+    config: Config, spark: SparkSession, source: DeadLetterSource, sink: str
+) -> BatchTables:
+    """The tables of the replay and of `sink`: nothing is claimed, nothing can be written."""
+    catalog = JavaCatalog(spark, config.catalog.name)
+    index = catalog.load(config.index_table)
+    startup = Startup(config, catalog, source)
+    startup.open_readonly(spark, known_tables(index, sink) if index else ())
+    stream = StreamState(config.sink.id, startup.epoch, StreamPosition(), 0)
+    retry = Retry(duration(config.sink.unavailable_timeout), lambda: False)
+    return TableProvisioner(config, startup, stream, retry).plans(versions=False)
 
 
 def _waiting(config: Config, spark: SparkSession, wanted: DeadLetterSelection) -> bool:

@@ -21,7 +21,7 @@ from frazil.arrow.cast import project
 from frazil.config.column_types import EPOCH_UNITS, ColumnType
 from frazil.formats.declared_columns import arrow_type
 from frazil.formats.json_values import NotThisShape, converter, to_decimal, to_float
-from frazil.pipeline.projection import castable
+from frazil.pipeline.evolution import castable
 
 _WHOLE = re.compile(r"[+-]?\d{1,20}", re.ASCII)
 _NUMBER = re.compile(r"[+-]?\d{1,400}(\.\d{1,400})?([eE][+-]?\d{1,4})?", re.ASCII)

@@ -21,9 +21,9 @@ from frazil.formats.decoder import RecordFormat
 from frazil.formats.unavailable_value import Placeholder, placeholder
 from frazil.kafka.record_batch import Longs
 from frazil.pipeline.chunk_result import ChunkWork, Rejection, among, nth, picked, without_offsets
-from frazil.pipeline.evolution import Aliases, changes, renamed, unmakeable
+from frazil.pipeline.evolution import Aliases, changes, differences, renamed, unmakeable
 from frazil.pipeline.json_source import declared_as
-from frazil.pipeline.projection import differences, project_rows, too_late, why_too_late
+from frazil.pipeline.projection import project_rows, too_late, why_too_late
 from frazil.pipeline.routing import Route
 from frazil.pipeline.table_plan import LOG, UPSERT, ChunkPlan, NewTable, TablePlan
 from frazil.pipeline.table_selects import Reject, TableSelects, value_sources

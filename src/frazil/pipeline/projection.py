@@ -18,6 +18,7 @@ from frazil.arrow.cast import MissingField, absent, default_of, project
 from frazil.errors import SchemaMismatch
 from frazil.kafka.record_batch import HEADERS, no_headers
 from frazil.offsets import Partition
+from frazil.pipeline.evolution import castable
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,65 +176,3 @@ def _fit(column: Any, field: pa.Field, subject: str) -> Any:
             f"cannot write {subject}: the table requires column {error.path!r}, "
             f"{error.count} records have no value in it"
         ) from None
-
-
-def differences(columns: pa.Schema, target: pa.Schema) -> list[str]:
-    messages = []
-    fields = {wanted.name: wanted for wanted in target}
-    for field in columns:
-        if field.name not in fields:
-            messages.append(f"column {field.name!r} ({field.type}) is not in the table")
-            continue
-        wanted = fields[field.name]
-        if not castable(field.type, wanted.type):
-            messages.append(
-                f"column {field.name!r} is {wanted.type} in the table, {field.type} in the records"
-            )
-    names = set(columns.names)
-    for wanted in target:
-        if wanted.name not in names and not wanted.nullable and default_of(wanted) is None:
-            messages.append(
-                f"column {wanted.name!r} ({wanted.type}) is required by the table and not "
-                "in the records"
-            )
-    return messages
-
-
-def castable(given: pa.DataType, target: pa.DataType) -> bool:
-    """Whether every value of type `given` fits type `target` unchanged (Iceberg's promotions)."""
-    if pa.types.is_struct(given) and pa.types.is_struct(target):
-        return not differences(pa.schema(list(given)), pa.schema(list(target)))
-    if _is_list(given) and _is_list(target):
-        return castable(given.value_type, target.value_type)
-    if pa.types.is_map(given) and pa.types.is_map(target):
-        return castable(given.key_type, target.key_type) and castable(
-            given.item_type, target.item_type
-        )
-    if pa.types.is_decimal(given) and pa.types.is_decimal(target):
-        return bool(given.scale == target.scale and given.precision <= target.precision)
-    if pa.types.is_timestamp(given) and pa.types.is_timestamp(target):
-        # The zone affects display only, but a timestamp without one is another type.
-        return given.unit == target.unit and bool(given.tz) == bool(target.tz)
-    return _plain(given) == _plain(target) or (given, target) in _WIDENING
-
-
-_NARROW = (pa.int8(), pa.int16())
-_WIDENING = {
-    (pa.int32(), pa.int64()),
-    (pa.float32(), pa.float64()),
-    *((small, large) for small in _NARROW for large in (pa.int32(), pa.int64())),
-}
-
-
-def _is_list(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))
-
-
-def _plain(kind: pa.DataType) -> pa.DataType:
-    if pa.types.is_string(kind):
-        return pa.large_string()
-    if pa.types.is_binary(kind):
-        return pa.large_binary()
-    if isinstance(kind, pa.BaseExtensionType):  # uuid
-        return kind.storage_type
-    return kind

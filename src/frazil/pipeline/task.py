@@ -87,10 +87,10 @@ class BatchPlan(ChunkPlan):
     #: the dead-letter table; None: a rejected record stops the stream
     dead_letters: TablePlan | None = None
     #: upsert tables with changes that must be shuffled, because several tasks may have the same
-    #: key; the number of buckets, and of parts in all buckets together
+    #: key; the number of buckets, and the most records of a batch
     together: frozenset[str] = frozenset()
     buckets: int = 1
-    parts: int = 1
+    most_records: int = 1
     file_prefix: str = ""
     batch: int = 0
     patience: float = 60.0
@@ -501,7 +501,9 @@ def run_all(plan: BatchPlan, ranges: Iterable[Range], attempt: int = 0) -> Itera
         for wanted in ranges:
             results, applied, changes = _range(plan, wanted, attempt)
             for name, key_changes in changes.items():
-                yield from shuffle_blocks(plan.tables[name], key_changes, plan.buckets, plan.parts)
+                yield from shuffle_blocks(
+                    plan.tables[name], key_changes, plan.buckets, plan.most_records
+                )
             for outcome in applied:
                 yield 0, outcome
             yield 0, EndedRange(wanted, results)

@@ -105,16 +105,17 @@ class ShuffleBlock:
     rows: bytes
 
 
-def parts_of(records: int, buckets: int) -> int:
+def _parts_of(records: int, buckets: int) -> int:
     """The number of parts into which the keys of a batch are cut, for at most `records` records: a
     multiple of the number of buckets, so that a part has at most about `TOGETHER_ROWS` rows."""
     return buckets * -(-records // (buckets * TOGETHER_ROWS))
 
 
 def shuffle_blocks(
-    plan: TablePlan, changes: KeyChanges, buckets: int, parts: int
+    plan: TablePlan, changes: KeyChanges, buckets: int, most: int
 ) -> Iterator[tuple[int, ShuffleBlock]]:
-    """The changes as shuffle blocks, each with its bucket."""
+    """The changes as shuffle blocks, each with its bucket. `most`: records of the whole batch."""
+    parts = _parts_of(most, buckets)
     for gone, tables in ((False, changes.rows), (True, changes.gone)):
         if not tables:
             continue

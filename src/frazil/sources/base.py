@@ -67,7 +67,8 @@ class WriteResult:
     end: Cut
     tables: Mapping[str, TableWriteResult]
     origin: TopicIdentity
-    seconds: Mapping[str, float]
+    #: of each task: fetch, decode, write, …
+    timings: Sequence[Mapping[str, float]] = ()
     source: tuple[str, str] = ("", "")
     #: counts of all records, where there are several tables
     total: tuple[RangeCounts, ...] = ()
@@ -90,7 +91,10 @@ class WriteResult:
             batch,
             time.time(),
             records=sum(table.rows for name, table in tables.items() if not apart(name)),
-            seconds=self.seconds,
+            seconds={
+                name: sum(timing.get(name, 0.0) for timing in self.timings)
+                for name in sorted({name for timing in self.timings for name in timing})
+            },
             skipped=self.skipped,
             invisible=sum(tally.invisible for tally in self._outcomes),
             open_files=self.open_files,
@@ -157,6 +161,8 @@ class BatchRun:
     missing: Mapping[str, pa.Schema] = field(default_factory=dict)
     #: the batch must run again with the current files of the tables, or in smaller parts
     again: bool = False
+    #: how many records the tasks read, where Spark has seen ranges in their place
+    records: Mapping[Partition, int] = field(default_factory=dict)
 
 
 RunT = TypeVar("RunT", bound=BatchRun)
@@ -239,11 +245,6 @@ class BatchSource(Protocol[RunT]):
         """The batch, once every planned offset has exactly one outcome, and every written one a row
         in a file; raises otherwise. None: nothing is to be staged."""
 
-    def records(self, plan: PlannedBatch, run: RunT) -> Mapping[Partition, int]:
-        """The records that the tasks read, by partition, where Spark has seen ranges in their
-        place."""
-        return {}
-
     def ends(self) -> Cut:
         """The current end of the stream."""
         return Cut()
@@ -278,8 +279,3 @@ class TemporaryView:
     def remove(self) -> None:
         if self._made:
             shutil.rmtree(self._made, ignore_errors=True)
-
-
-def added(seconds: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    keys = {key for timing in seconds for key in timing}
-    return {key: sum(timing.get(key, 0.0) for timing in seconds) for key in sorted(keys)}

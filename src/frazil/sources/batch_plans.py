@@ -6,7 +6,7 @@ plans here, and run a batch again here after a failure that a second run can men
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import pyarrow as pa
@@ -22,13 +22,13 @@ from frazil.errors import ConfigError, Conflict, Unwritable, from_traceback
 from frazil.formats import schema_sample
 from frazil.iceberg.java_errors import FAILED
 from frazil.pipeline.json_source import JsonSource
+from frazil.pipeline.needs import add_need
 from frazil.pipeline.routing import RoutingRules
 from frazil.pipeline.selection import SelectPlan
 from frazil.pipeline.table_plan import NewTable
-from frazil.pipeline.task import BatchPlan
-from frazil.pipeline.upsert import parts_of
+from frazil.pipeline.task import BatchPlan, RangeResult
 from frazil.sources.base import BatchTables, PlannedBatch
-from frazil.sources.range_results import KafkaRun, missing_tables
+from frazil.sources.range_results import KafkaRun
 
 
 class BatchPlans:
@@ -84,7 +84,7 @@ class BatchPlans:
             new={table.name: _new(table) for table in config.tables},
             selects=self.selects,
             buckets=self.parallelism,
-            parts=parts_of(config.sink.max_records_per_trigger, self.parallelism),
+            most_records=config.sink.max_records_per_trigger,
             rules=self.rules,
             only=config.tables[0].name,
             dead_letters=dead_letters,
@@ -116,6 +116,14 @@ class BatchPlans:
             # On a conflict a file with versions of keys is gone; other files have its rows.
             return KafkaRun(again=True)
         return replace(done, missing=missing_tables(done.results))
+
+
+def missing_tables(results: Sequence[RangeResult]) -> dict[str, pa.Schema]:
+    missing: dict[str, pa.Schema] = {}
+    for result in results:
+        for name, columns in result.needs.items():
+            add_need(missing, name, columns)
+    return missing
 
 
 def _routing_rules(config: Config) -> RoutingRules:

@@ -60,7 +60,6 @@ from frazil.sources.base import (
     TableWriteResult,
     TemporaryView,
     WriteResult,
-    added,
 )
 from frazil.sources.query_state import QueryState, offsets_of, offsets_text
 from frazil.spark.checkpoint import Checkpoint, SourceOffsets, began
@@ -219,7 +218,7 @@ class DataFrameSource(BatchSource[DataFrameRun]):
         cut = Cut({**before.cut, BATCHES: 0})
         text = (before.text, before.text)
         nothing = {self._config.tables[0].name: TableWriteResult((), ())}
-        return WriteResult(cut, cut, nothing, self._origin_now(), {}, text)
+        return WriteResult(cut, cut, nothing, self._origin_now(), source=text)
 
     def plan(self, frame: DataFrame, batch: int, reached: StreamPosition) -> PlannedBatch | None:
         before, after = self._log.before(batch), self._log.after(batch)
@@ -257,16 +256,8 @@ class DataFrameSource(BatchSource[DataFrameRun]):
         leaders = steady(led_before, self._led(plan.ranges))
         leaders |= read_leader_epochs(plan.ranges, counts_before, counts)
         every = {key: value for read in counts for key, value in read.items()}
-        return DataFrameRun(outcomes=outcomes, leaders=leaders, counts=every)
-
-    def records(self, plan: PlannedBatch, run: DataFrameRun) -> Mapping[Partition, int]:
-        planned = {span.partition: span for span in plan.ranges}
-        counts: dict[Partition, int] = {}
-        for (topic, number, start, end), (delivered, _, _) in run.counts.items():
-            span = planned.get(partition := Partition(topic, number))
-            if span is not None and span.start <= start and end <= span.end:
-                counts[partition] = counts.get(partition, 0) + delivered
-        return counts
+        records = _records(plan.ranges, every)
+        return DataFrameRun(records=records, outcomes=outcomes, leaders=leaders, counts=every)
 
     def check(
         self, plan: PlannedBatch, tables: BatchTables, run: DataFrameRun
@@ -295,7 +286,7 @@ class DataFrameSource(BatchSource[DataFrameRun]):
             end=Cut({**reached.cut, **plan.after.cut, BATCHES: number + 1}),
             tables={self._config.tables[0].name: TableWriteResult(tuple(tallies), files)},
             origin=TopicIdentity(origin.cluster, origin.topics, leaders),
-            seconds=added([outcome.seconds for outcome in outcomes]),
+            timings=[outcome.seconds for outcome in outcomes],
             source=(plan.before.text, plan.after.text),
         )
 
@@ -417,6 +408,16 @@ def _timed(tally: RangeCounts, outcomes: Sequence[WriteOutcome]) -> RangeCounts:
     if not spans:
         return tally
     return replace(tally, watermark=(min(s[0] for s in spans), max(s[1] for s in spans)))
+
+
+def _records(ranges: Sequence[Range], counts: ReadCounts) -> dict[Partition, int]:
+    planned = {span.partition: span for span in ranges}
+    records: dict[Partition, int] = {}
+    for (topic, number, start, end), (delivered, _, _) in counts.items():
+        span = planned.get(partition := Partition(topic, number))
+        if span is not None and span.start <= start and end <= span.end:
+            records[partition] = records.get(partition, 0) + delivered
+    return records
 
 
 def _invisible(wanted: Range, counts: ReadCounts) -> int | None:

@@ -51,7 +51,6 @@ from frazil.sources.base import (
     StreamPosition,
     TableWriteResult,
     WriteResult,
-    added,
 )
 from frazil.sources.batch_plans import BatchPlans
 from frazil.sources.range_results import KafkaRun
@@ -264,7 +263,7 @@ class DeadLetterSource(BatchSource[KafkaRun]):
             tables={name: self._of_table(name, results) for name in names},
             total=(total,),
             origin=TopicIdentity(),
-            seconds=added([result.seconds for result in results]),
+            timings=[result.seconds for result in results],
         )
 
     def dry_run(self, frame: DataFrame, tables: BatchTables) -> ReplayReport:

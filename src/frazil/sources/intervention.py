@@ -319,7 +319,6 @@ class InterventionSource(BatchSource[BatchRun]):
             tables=self._of_tables(tallies, tables),
             total=() if self._of_tables(tallies, tables) else tuple(tallies),
             origin=decision.origin,
-            seconds={},
             note=replace(self._note, result=decision.says).text(),
         )
 

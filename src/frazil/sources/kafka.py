@@ -30,8 +30,8 @@ from frazil.sources.base import (
     TemporaryView,
     WriteResult,
 )
-from frazil.sources.batch_plans import BatchPlans
-from frazil.sources.range_results import KafkaRun, missing_tables, write_result
+from frazil.sources.batch_plans import BatchPlans, missing_tables
+from frazil.sources.range_results import KafkaRun, write_result
 from frazil.sources.range_tasks import RangeTasks
 from frazil.spark.checkpoint import Checkpoint, SourceOffsets
 from frazil.spark.read import register
@@ -174,14 +174,8 @@ class KafkaSource(BatchSource[KafkaRun]):
 
     def run(self, plan: PlannedBatch, tables: BatchTables) -> KafkaRun:
         tasks = partial(self._tasks.run, plan.frame.sparkSession, plan.ranges)
-        return self._plans.run(plan, tables, tasks)
-
-    def records(self, plan: PlannedBatch, run: KafkaRun) -> Mapping[Partition, int]:
-        counts = dict.fromkeys((planned.partition for planned in plan.ranges), 0)
-        for result in run.results:
-            total = result.total
-            counts[total.range.partition] += len(total.range) - total.invisible
-        return counts
+        run = self._plans.run(plan, tables, tasks)
+        return replace(run, records=_records(plan, run))
 
     def check(self, plan: PlannedBatch, tables: BatchTables, run: KafkaRun) -> WriteResult | None:
         results = [*self._carried, *run.results]
@@ -196,3 +190,11 @@ class KafkaSource(BatchSource[KafkaRun]):
         self._origin.check(self._retry(lambda: self._planner.origin()[0]))
         self._carried = []
         return written
+
+
+def _records(plan: PlannedBatch, run: KafkaRun) -> dict[Partition, int]:
+    counts = dict.fromkeys((planned.partition for planned in plan.ranges), 0)
+    for result in run.results:
+        total = result.total
+        counts[total.range.partition] += len(total.range) - total.invisible
+    return counts

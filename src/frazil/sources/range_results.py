@@ -9,18 +9,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-import pyarrow as pa
-
 from frazil.accounting import RangeCounts, by_partition, for_table, miscounted, moved_to_written
 from frazil.config.model import Config
 from frazil.config.sections import DeadLettersConfig, deleted_keys_table
 from frazil.errors import TooManyRejected
 from frazil.kafka.planner import TopicIdentity
 from frazil.offsets import Cut, join
-from frazil.pipeline.needs import add_need
 from frazil.pipeline.task import RangeResult
 from frazil.pipeline.upsert import UpsertResult
-from frazil.sources.base import BatchRun, StreamPosition, TableWriteResult, WriteResult, added
+from frazil.sources.base import BatchRun, StreamPosition, TableWriteResult, WriteResult
 
 #: With fewer rejected records `max_fraction` does not apply: a quiet stream has batches of one
 #: record.
@@ -32,14 +29,6 @@ class KafkaRun(BatchRun):
     results: Sequence[RangeResult] = ()
     #: upsert tables: files of rows and deletes
     upserts: Mapping[str, UpsertResult] = field(default_factory=dict)
-
-
-def missing_tables(results: Sequence[RangeResult]) -> dict[str, pa.Schema]:
-    missing: dict[str, pa.Schema] = {}
-    for result in results:
-        for name, columns in result.needs.items():
-            add_need(missing, name, columns)
-    return missing
 
 
 def write_result(
@@ -73,12 +62,10 @@ def write_result(
         origin=TopicIdentity(origin.cluster, origin.topics, leaders),
         rejected=_by_kind(ordered),
         open_files=max(result.open_files for result in results),
-        seconds=added(
-            [
-                *(result.seconds for result in results),
-                *({"write": done.seconds} for done in upserts.values()),
-            ]
-        ),
+        timings=[
+            *(result.seconds for result in results),
+            *({"write": done.seconds} for done in upserts.values()),
+        ],
     )
 
 

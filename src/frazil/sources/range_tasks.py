@@ -19,7 +19,7 @@ from frazil.config.model import Config
 from frazil.config.sections import deleted_keys_table
 from frazil.errors import AccountingError, Overlap, counted
 from frazil.files.writer import DataFileDescriptor, discard
-from frazil.kafka.planner import split, tasks
+from frazil.kafka.planner import SMALLEST_PIECE, split
 from frazil.offsets import Partition, Range, join
 from frazil.pipeline.task import (
     BatchPlan,
@@ -86,7 +86,7 @@ def _collect(
 ) -> list[EndedRange | UpsertOutcome]:
     if not pieces:
         return []
-    ranges = spark.sparkContext.parallelize(pieces, tasks(pieces, plan.buckets))
+    ranges = spark.sparkContext.parallelize(pieces, number_of_tasks(pieces, plan.buckets))
     handed = ranges.mapPartitions(functools.partial(_tasks, plan))
     if plan.together:
         # All changes of a key come together in one task of a second stage.
@@ -107,6 +107,13 @@ def _collect(
                 f"{', '.join(map(str, whole))} came back"
             )
     return outcomes
+
+
+def number_of_tasks(pieces: Sequence[Range], parallelism: int) -> int:
+    """The number of tasks for the pieces: one for each core, and more where there are enough
+    records for them. A thousand partitions with few records each are not worth a thousand tasks."""
+    worth = -(-sum(map(len, pieces)) // SMALLEST_PIECE)
+    return min(len(pieces), max(parallelism, worth))
 
 
 def _tasks(plan: BatchPlan, ranges: Iterable[Range]) -> Iterator[Handed]:
