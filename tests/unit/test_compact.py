@@ -52,7 +52,7 @@ BUCKETS = json.dumps(
         "fields": [{"source-id": 2, "field-id": 1000, "name": "code", "transform": "identity"}],
     }
 )
-LARGE = 2**15  # a target size for which a file of a thousand rows is not small
+LARGE = 2**12  # a target size for which a file of a thousand rows is not small
 Row = tuple[int, str, str | None]
 
 
@@ -507,7 +507,7 @@ def test_whatever_happens_the_rows_are_those_of_the_model(tmp_path: Path, seed: 
     chance = random.Random(seed)
     keys, version = chance.choice([1, 2]), chance.choice([2, 3])
     spec = chance.choice([UNPARTITIONED, BUCKETS])
-    table = Memory(shape(tmp_path, spec, chance.choice([2**13, LARGE, 2**27])), version, keys)
+    table = Memory(shape(tmp_path, spec, chance.choice([LARGE // 4, LARGE, 2**27])), version, keys)
 
     def batch() -> None:
         span = chance.choice([5, 40, 400])

@@ -31,6 +31,7 @@ from frazil.errors import kinds
 from frazil.steps import STEPS
 
 ROOT = Path(__file__).parents[2]
+SOURCE = ROOT / "src/frazil"
 SECTIONS = (
     SinkConfig,
     DecodeConfig,
@@ -107,6 +108,33 @@ def test_every_error_is_in_the_reference(name: str):
 @pytest.mark.parametrize("step", STEPS)
 def test_every_step_of_a_batch_is_in_the_architecture(step: str):
     assert step in names(text("docs/architecture.md"))
+
+
+MODULES = {
+    ".".join(path.relative_to(SOURCE).with_suffix("").parts)
+    for path in SOURCE.rglob("*.py")
+    if path.name != "__init__.py"
+}
+
+
+def first_cells(page: str, heading: str) -> set[str]:
+    """What stands `in code` in the first column of the tables under a heading."""
+    section = page.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+    rows = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]
+    return {name for row in rows for name in re.findall(r"`([^`]+)`", row)}
+
+
+def test_every_module_is_in_the_architecture_and_no_other():
+    listed = first_cells(text("docs/architecture.md"), "Modules")
+    listed -= {"frazil", "grammar.lark"}
+    assert (MODULES - listed, listed - MODULES) == (set(), set()), "lacking, and gone"
+
+
+def test_every_package_is_in_the_table_for_contributors_and_no_other():
+    listed = first_cells(text("CONTRIBUTING.md"), "The packages")
+    tops = {name.partition(".")[0] + "/" * ("." in name) for name in MODULES}
+    listed -= {"iceberg/table"}
+    assert (tops - listed, listed - tops) == (set(), set()), "lacking, and gone"
 
 
 def test_every_decision_is_listed():
