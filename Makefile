@@ -75,4 +75,5 @@ $(READY): requirements.lock pyproject.toml
 	@echo "fetching the jars of Iceberg and Kafka (once)" >&2
 	@$(BIN)/python -m frazil.spark.jars
 	@$(BIN)/python -m frazil.spark.class_archive
+	@$(BIN)/python -m frazil.native.warm_up >/dev/null
 	@touch $@

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import random
 import struct
+from typing import Any
 
 import fastavro
 import numpy as np
 import pyarrow as pa
 import pytest
 
+from frazil.arrow.avro_types import Datum, UnreadableDatum
 from frazil.formats.decoder import Decoder, RecordFormat
-from frazil.kafka.record_batch import HEADERS, RecordBatches, RecordBatchHeader
+from frazil.kafka.record_batch import HEADERS, RawRecords, RecordBatches, RecordBatchHeader
 
 SCHEMA = {
     "type": "record",
@@ -89,15 +92,58 @@ def batches(
     return produced
 
 
+def one_by_one(given: list[RecordBatchHeader], start: int, end: int) -> RawRecords:
+    """The records as a reader in plain Python finds them; a batch that breaks a rule has none."""
+    rows: list[tuple[int, int, bytes | None, bytes | None, list[tuple[str, bytes | None]]]] = []
+    for batch in given:
+        with contextlib.suppress(UnreadableDatum):
+            rows += [row for row in records_of(batch) if start <= row[0] < end]
+    columns = list(zip(*rows, strict=True)) or [()] * 5
+    return RawRecords(
+        list(columns[2]),
+        np.array(columns[0], np.int64),
+        np.array(columns[1], np.int64),
+        pa.array(columns[3], pa.large_binary()),
+        pa.array(columns[4], HEADERS),
+    )
+
+
+def records_of(batch: RecordBatchHeader) -> list[Any]:
+    rows, last = [], -1
+    reader = Datum(bytes(batch.records), 0)
+
+    def part() -> bytes | None:
+        size = reader.long()
+        return None if size < 0 else reader.take(size)
+
+    for _ in range(batch.count):
+        size = reader.long()
+        end = reader.place + size
+        reader.take(1)
+        time, delta = reader.long(), reader.long()
+        key, value = part(), part()
+        names = [
+            (reader.take(reader.long()).decode(errors="replace"), part())
+            for _ in range(reader.long())
+        ]
+        if reader.place != end or not last < delta <= batch.last_delta:
+            raise UnreadableDatum(f"offset delta {delta} behind {last}")
+        last = delta
+        stamp = batch.first_ms + time if batch.append_ms is None else batch.append_ms
+        stamp = max(-(2**63), min(2**63 - 1, stamp))
+        rows.append((batch.base_offset + delta, stamp, value, key, names))
+    if reader.place != len(reader.data):
+        raise UnreadableDatum("bytes behind the records")
+    return rows
+
+
 def agree(given: list[RecordBatchHeader], start: int = 0, end: int = 2**62) -> bool:
     """Was it read at once? And if so, is it what one by one gives?"""
     records = RecordBatches(given, start, end)
-    values, offsets, stamps, keys, headers = RecordBatches(given, start, end)._one_by_one(
-        envelope=True
-    )
+    values, offsets, stamps, keys, headers = one_by_one(given, start, end)
     for envelope in (False, True):
         opened = RecordBatches(given, start, end).open(envelope)
-        assert opened.values == values
+        assert list(opened.values) == values
         assert np.array_equal(opened.offsets, offsets)
         assert np.array_equal(opened.stamps, stamps)
         assert opened.keys == (keys if envelope else None)
@@ -169,12 +215,62 @@ def test_holes_of_compaction_are_no_trouble():
     )
 
 
-@pytest.mark.parametrize("how", [{"headers": 1}, {"headers": 3}])
-def test_headers_and_nulls_are_read_one_by_one(how: dict[str, int]):
+def any_record(dice: random.Random, delta: int) -> bytes:
+    def some(*more: bytes | None) -> bytes | None:
+        return dice.choice([b"", b"k", b"\xff\xfe", "grün".encode(), b"long " * 40, *more])
+
+    pairs = [(some() or b"", some(None)) for _ in range(dice.choice([0, 0, 1, 3]))]
+    extra = varint(len(pairs)) + b"".join(sized(name) + sized(value) for name, value in pairs)
+    time = dice.choice([0, 7, -7, 2**40])
+    body = b"\0" + varint(time) + varint(delta) + sized(some(None)) + sized(some(None)) + extra
+    return varint(len(body)) + body
+
+
+def test_records_with_headers_and_nulls_are_what_was_sent():
     dice = random.Random(5)
-    assert not agree(batches(dice, [datum(dice, i) for i in range(50)], **how))
-    mixed = [datum(dice, i) if i % 7 else None for i in range(50)]
-    assert RecordBatches(batches(dice, mixed), 0, 2**62).open().values == mixed
+    for _ in range(200):
+        count = dice.randrange(1, 30)
+        raw = [any_record(dice, i) for i in range(count)]
+        cut = dice.randrange(count)
+        given = [
+            RecordBatchHeader(0, count, cut, 50, None, b"".join(raw[:cut])),
+            RecordBatchHeader(100, count, count - cut, 50, 60, b"".join(raw[cut:])),
+        ]
+        agree(given, dice.choice([0, 3]), dice.choice([2**62, 110]))
+
+
+def test_bytes_that_are_no_batch_are_unread_alike():
+    """The offsets are full, so a batch that cannot be read has a row without a value for each."""
+    dice = random.Random(11)
+    unread = 0
+    for _ in range(2000):
+        count = dice.randrange(1, 6)
+        raw = b"".join(any_record(dice, i) for i in range(count))
+        if dice.randrange(3):
+            raw = mutilated(dice, raw, [b"\0\x80\xff" * 9])
+        good = record(0, b"good", key=b"k", headers=1)
+        given = [
+            RecordBatchHeader(0, 0, 1, 0, None, good),
+            RecordBatchHeader(1, count - 1, count, 0, None, raw),
+            RecordBatchHeader(9, 0, 1, 0, None, good),
+        ]
+        records = RecordBatches(given, 0, 99)
+        opened = records.open(envelope=True)
+        expected = one_by_one(given, 0, 99)
+        assert (list(opened.offsets[:1]), list(opened.offsets[-1:])) == ([0], [9])
+        assert len(opened.offsets) == count + 2
+        if records.broken:
+            unread += 1
+            assert len(expected.offsets) == 2
+            assert list(records.broken) == list(range(1, count + 1))
+            assert list(opened.values) == [b"good", *[None] * count, b"good"]
+            assert opened.stamps.tolist() == [0, *[-1] * count, 0]
+            assert opened.headers is not None
+            assert opened.headers.to_pylist()[1:-1] == [[]] * count
+        else:
+            assert list(opened.values) == expected.values
+            assert opened.headers == expected.headers
+    assert 500 < unread < 1500
 
 
 def test_no_mutilated_datum_ever_shifts_a_neighbour():
@@ -252,7 +348,7 @@ def test_a_branch_that_no_union_has_is_seen_in_kafkas_batches(index: int):
 
 def test_nothing_but_invisible_offsets_is_nothing():
     values, offsets, stamps, keys, headers = RecordBatches([], 5, 9).open(envelope=True)
-    assert values == []
+    assert list(values) == []
     assert len(offsets) == len(stamps) == 0
     assert keys == pa.array([], pa.large_binary())
     assert headers == pa.array([], HEADERS)

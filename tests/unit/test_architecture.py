@@ -91,7 +91,8 @@ DYNAMIC = {
     "kafka.security": 1,  # `oauth_cb` names the user's own module
     "pipeline.routing": 1,  # `[[route]]` and `[transform] python` name the user's own module
     "formats.schema_registry": 3,  # the registry's client is heavy and comes with confluent-kafka
-    "spark.worker_daemon": 1,  # only for the workers' daemon
+    "native.warm_up": 1,  # all modules of the chapter
+    "spark.worker_daemon": 2,  # only for the workers' daemon
 }
 #: Handlers of `Exception` or wider below the sink: module → how many.
 BROAD = {

@@ -13,9 +13,9 @@ from typing import Any, overload
 import numpy as np
 import pyarrow as pa
 
+from frazil.native.columns import Longs, gather
 from frazil.native.memory import SLACK
 
-Longs = np.ndarray[Any, np.dtype[np.int64]]
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 #: The size of a null value.
@@ -75,4 +75,19 @@ class ByteSlices(Sequence["bytes | None"]):
 
     def to_arrow(self) -> pa.Array:
         """As large_binary; null values are null."""
-        return pa.array(self, pa.large_binary())
+        count = len(self)
+        nulls = self.nulls
+        none = None
+        if nulls.any():
+            if nulls.all():
+                return pa.nulls(count, pa.large_binary())
+            none = pa.py_buffer(np.packbits(~nulls, bitorder="little"))
+        starts, sizes = map(np.ascontiguousarray, (self.starts, self.sizes))
+        offsets = pa.allocate_buffer(8 * count + 8)
+        data = pa.allocate_buffer(int(np.maximum(sizes, 0).sum()) + SLACK)
+        places = starts.ctypes.data, sizes.ctypes.data, count, offsets.address, data.address
+        gather(self.address, *places)
+        return pa.Array.from_buffers(pa.large_binary(), count, [none, offsets, data])
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ByteSlices.of, (list(self),)  # not all of the buffer

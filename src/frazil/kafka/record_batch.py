@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -30,6 +30,10 @@ import pyarrow as pa
 from frazil.arrow import avro
 from frazil.arrow.avro_types import Datum, UnreadableDatum
 from frazil.arrow.avro_unions import width
+from frazil.arrow.byte_slices import NULL, ByteSlices
+from frazil.native import record_batches
+from frazil.native.memory import SLACK
+from frazil.native.record_batches import KEY, KEY_SIZE, OFFSET, STAMP, VALUE, VALUE_SIZE
 
 Longs = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -95,7 +99,7 @@ class RawRecords(NamedTuple):
     Timestamps are in milliseconds, -1 where a record has none.
     """
 
-    values: list[bytes | None]
+    values: Sequence[bytes | None]
     offsets: Longs
     stamps: Longs
     keys: pa.Array | None = None  # large_binary, null where a record has none
@@ -169,25 +173,72 @@ class RecordBatches:
         The records of an unreadable batch come without a value, and `broken` lists them.
         `UnreadableDatum` where it is not known which offsets of the batch have a record.
         """
-        if self.count <= 0 or any(batch.broken or batch.count < 0 for batch in self.batches):
-            return self._one_by_one(envelope)
-        frame = avro.open_block(_framing(self.layout), self.block, self.rows_in_block)
-        if frame is not None and frame.height == self.rows_in_block:
-            sizes = frame["value"].bin.size().to_numpy().astype(np.int64)
-            known = self.checked(frame, sizes)
-            if known is not None:
-                offsets, stamps = known
-                rows = self.rows(offsets)
-                opened = RawRecords(frame["value"][rows].to_list(), offsets[rows], stamps[rows])
-                if not envelope:
-                    return opened
-                keys = self.keys(frame, rows)
-                count = len(opened.values)
-                return opened._replace(
-                    keys=pa.nulls(count, pa.large_binary()) if keys is None else keys,
-                    headers=no_headers(count),  # as `checked` requires
-                )
-        return self._one_by_one(envelope)
+        parts = [batch.records for batch in self.batches]
+        data = np.frombuffer(b"".join([*parts, bytes(SLACK)]), np.uint8)
+        sizes = np.fromiter(map(len, parts), np.int64, len(parts))
+        starts = np.cumsum(sizes) - sizes
+        rows = [
+            (
+                start,
+                size,
+                batch.count,
+                batch.base_offset,
+                batch.last_delta,
+                batch.first_ms,
+                batch.append_ms is not None,
+                batch.append_ms or 0,
+            )
+            for start, size, batch in zip(starts, sizes, self.batches, strict=True)
+        ]
+        records = record_batches.walked(data.ctypes.data, rows, self.start, self.end)
+        part = records.parts
+        values = ByteSlices(data, part[VALUE], part[VALUE_SIZE])
+        opened = RawRecords(values, part[OFFSET], part[STAMP])
+        if envelope:
+            opened = opened._replace(
+                keys=ByteSlices(data, part[KEY], part[KEY_SIZE]).to_arrow(),
+                headers=record_batches.headers_of(data.ctypes.data, records, HEADERS),
+            )
+        facts = records.facts | {i: b.broken for i, b in enumerate(self.batches) if b.broken}
+        return self._with_unread(opened, records.rows, facts) if facts else opened
+
+    def _with_unread(self, opened: RawRecords, rows: Longs, facts: Mapping[int, str]) -> RawRecords:
+        """Adds a record without a value for each wanted offset of the unreadable batches."""
+        self.broken = {}
+        index: list[Longs] = []  # of the opened records, -1 for the others
+        offsets: list[Longs] = []
+        done = count = 0
+        for number, batch in enumerate(self.batches):
+            behind = done + int(rows[number])
+            if number in facts:
+                wanted = np.arange(*_unread(batch, facts[number]))
+                wanted = wanted[(wanted >= self.start) & (wanted < self.end)]
+                self.broken.update(dict.fromkeys(range(count, count + len(wanted)), facts[number]))
+                offsets.append(wanted)
+                index.append(np.full(len(wanted), -1))
+            else:
+                offsets.append(opened.offsets[done:behind])
+                index.append(np.arange(done, behind))
+            done = behind
+            count += len(index[-1])
+        at = np.concatenate(index)
+        values = opened.values
+        assert isinstance(values, ByteSlices)
+        starts, sizes = np.append(values.starts, 0), np.append(values.sizes, NULL)
+        whole = RawRecords(
+            ByteSlices(values.data, starts[at], sizes[at]),
+            np.concatenate(offsets),
+            np.append(opened.stamps, -1)[at],
+        )
+        if opened.keys is None or opened.headers is None:
+            return whole
+        places = pa.array(at % len(starts))
+        none = pa.nulls(1, pa.large_binary()), no_headers(1)
+        keys, headers = (
+            pa.concat_arrays([column, absent]).take(places)
+            for column, absent in zip((opened.keys, opened.headers), none, strict=True)
+        )
+        return whole._replace(keys=keys, headers=headers)
 
     def checked(self, frame: pl.DataFrame, value_sizes: Longs) -> tuple[Longs, Longs] | None:
         """Offsets and timestamps of all rows, if every row is where Kafka put it."""
@@ -251,75 +302,13 @@ class RecordBatches:
         """The keys of the wanted rows of a `checked` block; None: no record has a key."""
         return frame["key"][rows].to_arrow() if self.layout.keyed else None
 
-    def _one_by_one(self, envelope: bool = False) -> RawRecords:
-        """Records with null values, headers, or keys of some only: no one schema fits all rows."""
-        kept: list[_Record] = []
-        self.broken = {}
-        for batch in self.batches:
-            try:
-                records = list(_records(batch, envelope))
-            except UnreadableDatum as error:
-                records = _unread(batch, error)
-                wanted = [record for record in records if self.start <= record[0] < self.end]
-                places = range(len(kept), len(kept) + len(wanted))
-                self.broken.update(dict.fromkeys(places, error.fact))
-            kept += [record for record in records if self.start <= record[0] < self.end]
-        columns = list(zip(*kept, strict=True)) or [()] * 5
-        opened = RawRecords(
-            list(columns[2]), np.array(columns[0], np.int64), np.array(columns[1], np.int64)
-        )
-        if not envelope:
-            return opened
-        return opened._replace(
-            keys=pa.array(columns[3], pa.large_binary()), headers=pa.array(columns[4], HEADERS)
-        )
 
-
-#: Offset, timestamp, value, key, headers.
-_Headers = list[tuple[str, bytes | None]]
-_Record = tuple[int, int, bytes | None, bytes | None, _Headers]
-
-
-def _records(batch: RecordBatchHeader, envelope: bool) -> Iterator[_Record]:
-    """One by one, each where its length and the header of the batch place it."""
-    if batch.broken:
-        raise UnreadableDatum(batch.broken)
-    datum = Datum(bytes(batch.records), 0)
-    last = -1
-    for _ in range(batch.count):
-        size = datum.long()
-        end = datum.place + size
-        datum.take(1)
-        time, delta = datum.long(), datum.long()
-        size = datum.long()
-        key = None if size < 0 else datum.take(size)
-        size = datum.long()
-        value = None if size < 0 else datum.take(size)
-        headers: _Headers = []
-        for _ in range(datum.long()):
-            name, size = datum.take(datum.long()), datum.long()
-            content = None if size < 0 else datum.take(size)
-            if envelope:
-                headers.append((name.decode(errors="replace"), content))
-        if datum.place != end or not last < delta <= batch.last_delta:
-            raise UnreadableDatum(
-                f"the record behind offset delta {last} is not where its length says"
-            )
-        last = delta
-        stamp = batch.first_ms + time if batch.append_ms is None else batch.append_ms
-        stamp = max(-(2**63), min(2**63 - 1, stamp))  # no table can hold either: it is rejected
-        yield batch.base_offset + delta, stamp, value, key, headers
-    if datum.place != len(datum.data) or batch.count < 0:
-        left = len(datum.data) - datum.place
-        raise UnreadableDatum(f"expected {batch.count} records, found {left} bytes behind them")
-
-
-def _unread(batch: RecordBatchHeader, error: UnreadableDatum) -> list[_Record]:
-    """A record for every offset of the batch; raises where some offsets may have none."""
+def _unread(batch: RecordBatchHeader, fact: str) -> tuple[int, int]:
+    """The offsets of a batch, each a record; raises where some may have none."""
     behind = batch.last_delta + 1
     if batch.count != behind or behind > MOST_BROKEN:
         raise UnreadableDatum(
             f"the record batch [{batch.base_offset}, {batch.base_offset + behind}) of "
-            f"{batch.count} records: {error.fact}"
-        ) from None
-    return [(batch.base_offset + i, -1, None, None, []) for i in range(behind)]
+            f"{batch.count} records: {fact}"
+        )
+    return batch.base_offset, batch.base_offset + behind

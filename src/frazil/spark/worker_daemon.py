@@ -1,7 +1,7 @@
 """Spark's worker daemon, without two costs that every task would pay again.
 
-Modules are imported once, before the workers are forked; polars is not, because it starts a thread
-when it is imported, and threads do not survive a fork. PySpark is imported from its installation
+Modules are imported and compiled code is loaded once, before the workers are forked; polars is not,
+because it starts a thread when it is imported, and threads do not survive a fork. PySpark is imported from its installation
 instead of the zip file that Spark puts in front, along with its own jar: Spark has Python scan its
 path before each task, which reads the whole directory of each such file again, tens of milliseconds
 for the jar alone.
@@ -29,6 +29,8 @@ if __name__ == "__main__":
     # Spark has one such daemon for its tasks, and others for inspecting sources and planning.
     tasks = sys.argv[1:] == ["pyspark.worker"]
     importlib.import_module("frazil.files.writer" if tasks else "frazil.kafka.range_source")
+    if tasks:
+        importlib.import_module("frazil.native.warm_up").warm_up_all()
 
     gc.freeze()  # Spark collects garbage after every task; these modules are none
     assert "polars" not in sys.modules
