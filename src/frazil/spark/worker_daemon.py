@@ -1,10 +1,10 @@
 """Spark's worker daemon, without two costs that every task would pay again.
 
-Modules are imported and compiled code is loaded once, before the workers are forked; polars is not,
-because it starts a thread when it is imported, and threads do not survive a fork. PySpark is imported from its installation
-instead of the zip file that Spark puts in front, along with its own jar: Spark has Python scan its
-path before each task, which reads the whole directory of each such file again, tens of milliseconds
-for the jar alone.
+Modules are imported and compiled code is loaded once, before the workers are forked. polars is not
+imported, because it starts a thread then, and threads do not survive a fork. PySpark is imported
+from its installation instead of the zip file that Spark puts in front, along with its own jar: Spark
+has Python scan its path before each task, which reads the whole directory of each such file again,
+tens of milliseconds for the jar alone.
 """
 
 import gc
