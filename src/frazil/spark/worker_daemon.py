@@ -2,9 +2,9 @@
 
 Modules are imported and compiled code is loaded once, before the workers are forked. polars is not
 imported, because it starts a thread then, and threads do not survive a fork. PySpark is imported
-from its installation instead of the zip file that Spark puts in front, along with its own jar: Spark
-has Python scan its path before each task, which reads the whole directory of each such file again,
-tens of milliseconds for the jar alone.
+from its installation instead of the zip file that Spark puts in front, along with its own jar:
+Spark has Python scan its path before each task, which reads the whole directory of each such file
+again, tens of milliseconds for the jar alone.
 """
 
 import gc
