@@ -23,16 +23,18 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
 from prometheus_client.parser import text_string_to_metric_families
 
 from frazil.config.model import Config
-from frazil.errors import ConfigError, Conflict, Fenced, FrazilError, Unavailable
+from frazil.errors import ConfigError, Conflict, Fenced, FrazilError, Gap, Unavailable
 from frazil.monitoring import metrics as names
 from frazil.monitoring import probes
 from frazil.monitoring.lag import LagTracker
 from frazil.monitoring.metrics import METRICS, OTHER, REGISTRY, SinkMetrics
 from frazil.monitoring.metrics_observer import MetricsObserver
-from frazil.monitoring.of_config import health_of, observers_of
+from frazil.monitoring.of_config import forget, monitoring_of
 from frazil.monitoring.processes import memory
 from frazil.monitoring.prometheus import metrics_page
+from frazil.monitoring.verdict import STATES
 from frazil.offsets import BATCHES, Cut, Partition
+from frazil.pipeline.chunk_result import KINDS
 from frazil.steps import COMMIT_FAILED, COMMIT_RETRIED, MAINTAINED, Step, WrittenFiles
 
 REFERENCE = Path(__file__).parents[2] / "docs/reference/metrics.md"
@@ -198,7 +200,7 @@ def test_a_run_is_up_until_its_end_and_forgotten_later(monkeypatch: pytest.Monke
     shown = page()
     assert [shown[f'frazil_up{{sink="{sink}"}}'] for sink in "ab"] == [0, 1]
     assert shown['frazil_rows_total{sink="a",table="shop.orders"}'] == 3, "it keeps its values"
-    monkeypatch.setattr(names, "SHOWN_AFTER_END", -1)
+    monkeypatch.setattr(names, "SHOWN_AFTER_STOP", -1)
     assert not any('sink="a"' in key for key in page())
     assert MetricsObserver(config("a")) is not None  # another run of the sink begins at 0
     assert 'frazil_rows_total{sink="a",table="shop.orders"}' not in page()
@@ -411,8 +413,47 @@ def test_every_metric_is_in_the_reference_and_no_other():
 
 
 def test_metrics_are_observed_only_where_somebody_reads_them():
-    assert observers_of(config()) == [health_of]
-    assert observers_of(config(address="9464")) == [MetricsObserver, health_of]
+    def kinds(**metrics: Any) -> list[str]:
+        monitoring = monitoring_of(config(**metrics))
+        monitoring.ended(None)
+        return [type(observer).__name__ for observer in monitoring._observers]
+
+    assert kinds() == ["SinkHealth", "LogObserver", "HealthObserver"]
+    assert kinds(address="0") == ["SinkHealth", "MetricsObserver", "LogObserver", "HealthObserver"]
+
+
+def test_the_verdict_is_a_metric_until_a_failed_sink_is_removed(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(names, "SHOWN_AFTER_STOP", -1)
+    monitoring = monitoring_of(config(address="0"))
+    assert page()['frazil_sink_state{sink="s",state="starting"}'] == 1
+    monitoring.ended(Gap("cannot go on: a range is missing"))
+    shown = page()
+    states = {key: value for key, value in shown.items() if key.startswith("frazil_sink_state")}
+    assert [key for key, value in states.items() if value] == [
+        'frazil_sink_state{sink="s",state="failed"}'
+    ]
+    assert len(states) == len(STATES)
+    assert shown['frazil_operator_needed{sink="s"}'] == 1
+    assert shown['frazil_errors_total{error="Gap",sink="s"}'] == 1
+    forget("s")
+    assert not any('sink="s"' in key for key in page())
+
+
+def test_every_kind_of_rejected_records_has_a_series_from_the_start():
+    observer = MetricsObserver(config())
+    shown = page()
+    guide = (REFERENCE.parents[1] / "guide" / "dead-letters.md").read_text()
+    table = guide.partition("| kind | |")[2].partition("\n\n")[0]
+    kinds = {
+        kind
+        for row in re.findall(r"^\| (`.*?) \|", table, re.M)
+        for kind in re.findall(r"\w+", row)
+    }
+    assert kinds == set(KINDS)
+    assert all(
+        shown[f'frazil_records_rejected_total{{kind="{kind}",sink="s"}}'] == 0 for kind in kinds
+    )
+    observer.ended(None)
 
 
 @pytest.mark.parametrize(

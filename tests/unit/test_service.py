@@ -644,6 +644,7 @@ class World:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.log: list[tuple[str, str]] = []
         self.said: list[str] = []
+        self.removed: list[str] = []
         self.errors: dict[str, list[Exception]] = {}
         self.runs: dict[str, FakeRun] = {}
         self.failure: FrazilError | None = None
@@ -674,6 +675,7 @@ class World:
             ConfigFiles(paths),
             watch=watch,
             say=lambda sink, text: self.said.append(f"{sink}: {text}"),
+            removed=self.removed.append,
         )
 
     def of(self, sink: str) -> list[str]:
@@ -713,6 +715,15 @@ def test_one_sink_in_trouble_does_not_stop_the_others(world: World, folder: Path
         eventually(lambda: service.sinks["c"].state == "running")
     assert {status.state for status in service.sinks.values()} == {"stopped"}
     assert world.of("a") == ["start", "stop"]
+
+
+def test_a_failed_sink_is_forgotten_with_its_definition(world: World, folder: Path):
+    world.errors["c"] = [Gap("a range is gone")]
+    with world.service(folder).start() as service:
+        eventually(lambda: service.sinks["c"].state == "failed")
+        (folder / "c.toml").unlink()
+        eventually(lambda: world.removed)
+    assert (world.removed, service.sinks["c"].state) == (["c"], "failed")
 
 
 def test_a_defect_is_a_failure_of_its_sink_only(world: World, folder: Path):

@@ -166,10 +166,10 @@ def run(
     config = load_config(paths[0])
     log = configure_log(config.log, words)
     from frazil.cli.run import RunCommand, with_monitoring
-    from frazil.monitoring.of_config import observers_of
+    from frazil.monitoring.of_config import monitoring_of
 
     config = replace(with_monitoring(config, metrics, health_file), log=log)
-    running = RunCommand(config, run_console(), observers_of(config))
+    running = RunCommand(config, run_console(), [monitoring_of])
     running.stream(lambda: spark_session(config), stop, until_caught_up)
     return running
 

@@ -20,7 +20,7 @@ from frazil.config.model import Config
 from frazil.errors import counted
 from frazil.monitoring.http import MonitoringServer
 from frazil.monitoring.observer import Observer
-from frazil.monitoring.of_config import observers_of
+from frazil.monitoring.of_config import forget, monitoring_of
 from frazil.render import Line
 from frazil.service.definitions import source_of
 from frazil.service.service import Service
@@ -66,6 +66,8 @@ class ServiceCommand:
             watch=watch,
             until_caught_up=until_caught_up,
             say=self._say,
+            changed=self._changed,
+            removed=forget,
         )
 
     def run(self, stop: StopSignal) -> None:
@@ -96,6 +98,10 @@ class ServiceCommand:
         codes |= {2} if self.service.problems else set()
         return next((code for code in _URGENT if code in codes), max(codes, default=0))
 
+    def _changed(self, status: SinkStatus) -> None:
+        if status.state == State.STOPPED and status.error is not None:
+            forget(status.sink)  # it had failed, and an operator stopped it
+
     def _say(self, sink: str, text: str, style: str = "") -> None:
         """What happens to the service, on the console and in the log."""
         _log.info("%s", text, extra={"sink": sink, "fields": {"event": "service"}})
@@ -113,7 +119,7 @@ class ServiceCommand:
         address = config.metrics.address
         if address and address not in self._servers and address.rpartition(":")[2] != "0":
             self._servers[address] = MonitoringServer.open(address, {})
-        return [self._lines[sink], *(make(config) for make in observers_of(config))]
+        return [self._lines[sink], monitoring_of(config)]
 
     # ── the report ───────────────────────────────────────────────────────────────────────────
 

@@ -2,9 +2,10 @@
 
 In: observations of observers and probes, by sink. Out: samples, in memory. Promised: names, help
 texts and labels stand here once; kinds and errors are enumerations, and tables, topics and
-partitions beyond a bound are one label, `other`; a sink that ended keeps its last values for a
-while, with `frazil_up` 0. A lock is held only while numbers are copied, so that a scrape never
-waits for the stream, or the stream for a scrape. Runs on the driver, on any thread.
+partitions beyond a bound are one label, `other`; a sink that was stopped keeps its last values for
+a while, one that failed until it is removed or runs again, with `frazil_up` 0. A lock is held only
+while numbers are copied, so that a scrape never waits for the stream, or the stream for a scrape.
+Runs on the driver, on any thread.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-#: Seconds for which a sink that ended is shown.
-SHOWN_AFTER_END = 900.0
+#: Seconds for which a sink that was stopped is shown.
+SHOWN_AFTER_STOP = 900.0
 #: Stands for the labels beyond the bound.
 OTHER = "other"
 #: Labels whose values come from users or data: only so many of them are shown.
@@ -62,9 +63,11 @@ def _histogram(name: str, help: str, *labels: str) -> Metric:
     return Metric(f"frazil_{name}", "histogram", help, labels)
 
 
-UP = _gauge("up", "1 while the sink runs, 0 for 15 minutes after its end.")
+UP = _gauge("up", "1 while the sink runs, 0 after its end.")
 START_TIME = _gauge("start_time_seconds", "When the sink was started, in seconds since 1970.")
 EPOCH = _gauge("epoch", "Epoch of the run.")
+STATE = _gauge("sink_state", "1 for the state of the sink's verdict, 0 for the others.", "state")
+OPERATOR = _gauge("operator_needed", "1 while only an operator can let the sink go on.")
 INFO = _gauge("sink_info", "Always 1; catalog and index of the sink.", "catalog", "index")
 
 ROWS = _counter("rows", "Rows in committed data files.", "table")
@@ -181,7 +184,7 @@ class SinkMetrics:
     def __init__(self, sink: str = "", most: int = 100, listeners: Sequence[Listener] = ()) -> None:
         """`most`: labels of each bounded kind that are shown."""
         self.sink = sink
-        self.ended_at: float | None = None
+        self.stopped_at: float | None = None
         self._most = most
         self._listeners = listeners
         self._lock = threading.Lock()
@@ -275,12 +278,16 @@ class MetricRegistry:
             self._sinks[sink] = metrics
         return metrics
 
+    def remove(self, sink: str) -> None:
+        with self._lock:
+            self._sinks.pop(sink, None)
+
     def all(self) -> list[SinkMetrics]:
-        """The process, the sinks that run, and those that ended lately."""
+        """The process, the sinks that run or failed, and those that were stopped lately."""
         now = time.monotonic()
         with self._lock:
             for sink, metrics in list(self._sinks.items()):
-                if metrics.ended_at is not None and now - metrics.ended_at > SHOWN_AFTER_END:
+                if metrics.stopped_at is not None and now - metrics.stopped_at > SHOWN_AFTER_STOP:
                     del self._sinks[sink]
             return [self.process, *self._sinks.values()]
 

@@ -16,10 +16,13 @@ from frazil.config.units import duration
 from frazil.errors import ConfigError, Conflict, Fenced, FrazilError
 from frazil.monitoring import metrics as names
 from frazil.monitoring.http import MonitoringServer
-from frazil.monitoring.metrics import REGISTRY, Metric
+from frazil.monitoring.metrics import REGISTRY, Labels, Metric
 from frazil.monitoring.probes import Probes
 from frazil.monitoring.prometheus import metrics_page
+from frazil.monitoring.sink_health import SinkHealth
+from frazil.monitoring.verdict import STATES
 from frazil.offsets import Partition
+from frazil.pipeline.chunk_result import KINDS
 from frazil.run import Run
 from frazil.steps import COMMIT_FAILED, COMMIT_RETRIED, MAINTAINED, Step
 
@@ -49,9 +52,11 @@ def exported(endpoint: str) -> OtlpExport | None:
 
 
 class MetricsObserver:
-    def __init__(self, config: Config) -> None:
-        """Raises ConfigError if `[metrics] address` cannot be bound, or a package is missing."""
+    def __init__(self, config: Config, health: SinkHealth | None = None) -> None:
+        """`health`: its verdict is shown. Raises ConfigError if `[metrics] address` cannot be
+        bound, or a package is missing."""
         self._config = config
+        self._health = health
         self._ahead = duration(config.completeness.max_future)
         self._server: MonitoringServer | None = None
         self._export: OtlpExport | None = None
@@ -66,6 +71,9 @@ class MetricsObserver:
         self._values = REGISTRY.open(config.sink.id, config.metrics.max_labels)
         self._values.set(names.UP, 0)
         self._values.set(names.INFO, 1, config.catalog.name, config.index_table)
+        self._show_verdict()
+        for kind in KINDS:  # a rate of a series that appears with its first value misses that
+            self._values.add(names.REJECTED, 0, kind)
         #: newest committed event by partition, in microseconds
         self._event_times: dict[Partition, int] = {}
         #: batch → step → when it came
@@ -96,6 +104,7 @@ class MetricsObserver:
             return
         self._looked_at = time.monotonic()
         values, progress = self._values, run.progress
+        self._show_verdict()
         pending = run.committer.pending
         values.set(names.PENDING_BATCHES, len(pending))
         values.set(names.PENDING_BYTES, sum(batch.bytes for batch in pending))
@@ -113,8 +122,18 @@ class MetricsObserver:
         if error is not None:
             values.add(names.ERRORS, 1, type(error).__name__)
             values.add(names.FENCED, isinstance(error, Fenced))
-        values.ended_at = time.monotonic()
+        else:
+            values.stopped_at = time.monotonic()
+        self._show_verdict()
         self._close()
+
+    def _show_verdict(self) -> None:
+        if self._health is None:
+            return
+        verdict = self._health.verdict()
+        states: dict[Labels, float] = {(state,): float(state == verdict.state) for state in STATES}
+        self._values.put(names.STATE, states)
+        self._values.set(names.OPERATOR, verdict.operator)
 
     def _close(self) -> None:
         if self._server is not None:

@@ -38,6 +38,11 @@ def add(health: SinkHealth) -> None:
         _sinks[health.sink] = health
 
 
+def remove(sink: str) -> None:
+    with _lock:
+        _sinks.pop(sink, None)
+
+
 def forget() -> None:
     """For processes that run sinks one after the other, such as tests."""
     with _lock:

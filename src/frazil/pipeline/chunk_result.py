@@ -21,6 +21,12 @@ from frazil.pipeline.evolution import Aliases
 from frazil.pipeline.needs import add_need, needed
 from frazil.pipeline.projection import moments
 
+#: Kinds of rejected records, as the guide to dead letters explains them.
+KINDS = (
+    *("null", "header", "datum", "json", "limit", "schema", "key", "route", "name", "envelope"),
+    *("unavailable", "timestamp", "misfit", "batch", "failed", "unwritable", "deadly"),
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Rejection:

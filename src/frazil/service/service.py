@@ -46,17 +46,21 @@ class Service:
         until_caught_up: bool = False,
         say: Say = lambda sink, text: None,
         changed: Callable[[SinkStatus], None] = lambda status: None,
+        removed: Callable[[str], None] = lambda sink: None,
     ) -> None:
         """`observers`: of one run of a sink. `watch`: seconds between two looks at the
         definitions; None: they are taken once. `changed` gets the status of a sink whenever it has
-        changed, on the sink's thread."""
+        changed, on the sink's thread; `removed` gets a sink that is no longer defined, when it has
+        ended."""
         self._source = source
         self._given = spark
-        self._observers = observers
         self._watch = watch
-        self._until_caught_up = until_caught_up
+        self._new_run: Callable[[str, Config], SinkRun] = lambda sink, config: ObservedRun(
+            config, lambda: self.spark.session(sink, config), observers, until_caught_up
+        )
         self._say = say
         self._changed = changed
+        self._removed = removed
         self._threads: dict[str, SinkThread] = {}
         #: sinks that were told to stop, because they are no longer defined
         self._leaving: set[str] = set()
@@ -167,6 +171,7 @@ class Service:
             del self._threads[sink]
             self._leaving.remove(sink)
             self.spark.forget(sink)
+            self._removed(sink)
         for sink, definition in now.sinks.items():
             if sink in self._leaving:
                 continue  # it begins again when it has ended
@@ -185,17 +190,9 @@ class Service:
         sink = definition.sink
         self._left.pop(sink, None)
         thread = self._threads[sink] = SinkThread(
-            definition, partial(self._run, sink), partial(self._say, sink), self._sink_changed
+            definition, partial(self._new_run, sink), partial(self._say, sink), self._sink_changed
         )
         thread.start()
-
-    def _run(self, sink: str, config: Config) -> SinkRun:
-        return ObservedRun(
-            config,
-            lambda: self.spark.session(sink, config),
-            self._observers,
-            self._until_caught_up,
-        )
 
     def _sink_changed(self, status: SinkStatus) -> None:
         if status.state in (State.RETRYING.value, State.FAILED.value) and self._failure is None:
