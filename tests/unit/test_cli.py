@@ -7,13 +7,16 @@ import dataclasses
 import hashlib
 import json
 import os
+import re
 import signal
 import socket
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -402,6 +405,22 @@ def test_a_batch_record_that_is_none_is_reported_in_a_sentence(
 @pytest.mark.parametrize("path", COMMANDS, ids="-".join)
 def test_every_command_has_json(path: tuple[str, ...]):
     assert any("--json" in param.opts for param in COMMANDS[path].params)
+
+
+@pytest.mark.parametrize("path", COMMANDS, ids="-".join)
+def test_every_help_has_an_example_and_whole_texts(path: tuple[str, ...]):
+    command = COMMANDS[path]
+    name = " ".join(path).replace("dlq", "dead-letters")  # its other name
+    example = f"Example: frazil {name} "
+    assert example in (command.help or "") or path == ("version",)
+    texts = [command.help, *(getattr(param, "help", "") for param in command.params)]
+    # Rich leaves out `[name]`, taken for a style, unless it is escaped.
+    assert [text for text in texts if re.search(r"(?<!\\)\[[a-z]", text or "")] == []
+
+
+def test_the_package_runs_as_a_module():
+    ran = subprocess.run([sys.executable, "-m", "frazil", "--version"], capture_output=True)
+    assert (ran.returncode, ran.stdout.strip()) == (0, version("frazil").encode())
 
 
 def test_frazil_alone_shows_its_help(capfd: Any, monkeypatch: pytest.MonkeyPatch):

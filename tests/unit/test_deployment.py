@@ -18,6 +18,7 @@ import yaml
 
 from frazil import errors
 from frazil.cli.commands import app
+from frazil.cli.examples import EXAMPLES
 from frazil.config.model import Config, from_document, tomllib
 from frazil.errors import kinds
 
@@ -123,6 +124,11 @@ def test_every_command_of_a_guide_exists(page: str):
             if problem := problem_of(words):
                 wrong.append((line, problem))
     assert wrong == []
+
+
+@pytest.mark.parametrize(("path", "rest"), EXAMPLES.items())
+def test_every_example_of_a_help_is_a_command(path: str, rest: str):
+    assert problem_of(shlex.split(f"{path} {rest}")) == ""
 
 
 def test_the_runbook_has_every_error_that_an_operator_must_act_on():

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import sys
 import threading
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
+from frazil.cli import commands
 from frazil.config.every_error import every_error
 from frazil.config.model import load
 from frazil.errors import ConfigError, Fatal
@@ -100,12 +102,34 @@ def test_a_wrong_word_does_not_make_its_consequence_an_error(tmp_path: Path):
 def test_a_config_with_errors_exits_with_2_and_names_no_server(tmp_path: Path):
     path = tmp_path / "sink.toml"
     path.write_text(TEN)
-    report = Check(path, lambda _: lambda _: None, CheckOptions(), {}).run()
+    report = Check(path, lambda _: lambda _: None, CheckOptions(), every_error(path, {})).run()
     assert report.exit_code == 2
     assert report.errors == len(LINES)
     assert [f.area for f in report.findings if f.verdict != "error"] == ["java", "position"]
     numbers = [int(f.place.rpartition(":")[2]) for f in report.findings if f.area == "config"]
     assert numbers == LINES
+
+
+def test_a_check_of_sql_statements_names_line_and_column(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+):
+    statements = f"""CREATE CONNECTION k TO KAFKA (BROKER '127.0.0.1:1');
+CREATE CONNECTION c TO ICEBERG CATALOG (TYPE = 'hadoop', WAREHOUSE = '{tmp_path}/lake');
+CREATE SINK s FROM KAFKA CONNECTION k (TOPIC 'orders') FORMAT JSON
+  TO ICEBERG CATALOG c NAMESPACE 'shop' TABLE 'orders' WITH (COMMIT INTERVAL = '20m');
+"""
+    path = tmp_path / "s.sql"
+    for text, code, place in (
+        (statements.replace("JSON", "JSN"), 2, "s.sql:3:63"),
+        (statements.replace("CREATE SINK", "CREATE SNK"), 2, "s.sql:3:8"),
+        (statements, 1, "s.sql:1:38"),
+    ):
+        path.write_text(text)
+        monkeypatch.setattr(sys, "argv", ["frazil", "check", str(path), "--limit", "2s"])
+        with pytest.raises(SystemExit) as end:
+            commands.main()
+        out, _ = capfd.readouterr()
+        assert (end.value.code, place in out) == (code, True), out
 
 
 def test_findings_stand_in_the_order_in_which_they_are_mended():

@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from frazil.cli.examples import EXAMPLES
 from frazil.cli.signals import StopSignal
 from frazil.config import model as configs
 from frazil.config.environment import overlay
@@ -79,7 +80,7 @@ def config_argument(text: str) -> Any:
 
 
 ConfigFile = Annotated[Config, config_argument("The sink's file: TOML, or SQL.")]
-ConfigPath = Annotated[Path, typer.Argument(help="The sink's TOML file.")]
+ConfigPath = Annotated[Path, typer.Argument(help="The sink's file: TOML, or SQL.")]
 Target = Annotated[
     str,
     typer.Argument(
@@ -125,10 +126,19 @@ def command(
                 raise typer.Exit(code)
 
         run_command.__signature__ = inspect.Signature([*parameters.values()])  # type: ignore[attr-defined]
-        group.command(name)(run_command)
+        group.command(name, help=_help(group, name, function))(run_command)
         return function
 
     return register
+
+
+def _help(group: typer.Typer, name: str | None, function: Callable[..., Report]) -> str:
+    """The docstring, and an example."""
+    name = name or function.__name__.replace("_", "-")
+    groups = [str(one.name) for one in app.registered_groups if one.typer_instance is group]
+    path = " ".join([*groups[:1], name])
+    example = f"\n\nExample: frazil {path} {EXAMPLES[path]}" if path in EXAMPLES else ""
+    return (inspect.getdoc(function) or "") + example
 
 
 def print_report(report: Report, as_json: bool, console: Console | None = None) -> None:

@@ -385,7 +385,9 @@ def selftest(
 
 
 @command(config_app)
-def explain(config: Annotated[Path, typer.Argument(help="TOML file.")]) -> Report:
+def explain(
+    config: Annotated[Path, typer.Argument(help="The sink's file: TOML, or SQL.")],
+) -> Report:
     """The path that the data takes, and why; every setting in effect, and where it comes from."""
     return explanation.explain(*traced_config(config))
 

@@ -31,10 +31,8 @@ def status(
     *,
     as_json: bool,
 ) -> Report:
-    """Whether a sink runs, its verdict with the remedy, lag by station, dead letters, last commit.
-
-    Example: frazil status orders.toml --watch
-    """
+    """Whether a sink runs, its verdict with the remedy, lag by station, dead letters and last
+    commit."""
     from frazil.ops.status import status
 
     pause = duration(every, "--every")
@@ -99,16 +97,13 @@ class ProbeReport:
 
 @command(app)
 def health(
-    file: Annotated[Path, typer.Argument(help="The file of [health] file.")],
+    file: Annotated[Path, typer.Argument(help="The file that \\[health] file names.")],
     ready: Annotated[
         bool, typer.Option("--ready", help="Whether it is ready, not only alive.")
     ] = False,
     max_age: Annotated[str, typer.Option(help="A file that is older is not well.")] = "30s",
 ) -> Report:
-    """For a probe: is the process that writes this health file well? (exit 3 if not)
-
-    Example: frazil health /run/frazil/orders.json --ready
-    """
+    """For a probe: is the process that writes this health file well? (exit 3 if not)"""
     return probe(file, ready, duration(max_age, "--max-age"), time.time())
 
 

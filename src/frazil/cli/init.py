@@ -25,7 +25,7 @@ _CATALOGS = {
 }
 
 Pairs = Annotated[
-    list[str], typer.Option("--kafka", help="KEY=VALUE of [kafka], e.g. security.protocol=SSL.")
+    list[str], typer.Option("--kafka", help="KEY=VALUE of \\[kafka], e.g. security.protocol=SSL.")
 ]
 
 
@@ -37,10 +37,10 @@ def init(
         list[str], typer.Option(help="NAMESPACE.TABLE, one for each topic, in their order.")
     ] = [],  # noqa: B006
     catalog: Annotated[
-        list[str], typer.Option(help="KEY=VALUE of [catalog], e.g. type=rest.")
+        list[str], typer.Option(help="KEY=VALUE of \\[catalog], e.g. type=rest.")
     ] = [],  # noqa: B006
     registry: Annotated[
-        list[str], typer.Option(help="The registry's URL, or KEY=VALUE of [decode.registry].")
+        list[str], typer.Option(help="The registry's URL, or KEY=VALUE of \\[decode.registry].")
     ] = [],  # noqa: B006
     kafka: Pairs = [],  # noqa: B006
     sink: Annotated[str, typer.Option("--id", help="The sink's id; default: the topic.")] = "",

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from frazil.cli.app import ConfigFile, ConfigPath, Spark, app, command, spark_session, table_opener
+from frazil.cli.app import (
+    ConfigFile,
+    ConfigPath,
+    Spark,
+    app,
+    command,
+    spark_session,
+    table_opener,
+    traced_config,
+)
+from frazil.config.every_error import ConfigErrors
 from frazil.config.model import Config
 from frazil.config.units import duration
+from frazil.errors import ConfigError
 from frazil.render import Report
 
 
@@ -34,7 +46,19 @@ def check(
     def opener(loaded: Config) -> Any:
         return table_opener(loaded, None if spark else False)
 
-    return Check(config, opener, CheckOptions(write, duration(limit))).run()
+    return Check(config, opener, CheckOptions(write, duration(limit)), _sql_errors(config)).run()
+
+
+def _sql_errors(path: Path) -> ConfigErrors | None:
+    """The error of a file of SQL statements; None for a TOML file."""
+    if path.suffix != ".sql":
+        return None
+    errors = ConfigErrors()
+    try:
+        errors.config, errors.places = traced_config(path)
+    except ConfigError as error:
+        errors.add(error)
+    return errors
 
 
 @command(app)

@@ -62,13 +62,14 @@ class Check:
         path: Path,
         opener: Callable[[Config], Open],
         options: CheckOptions,
-        environ: Mapping[str, str] = os.environ,
+        errors: ConfigErrors | None = None,
     ) -> None:
+        """`errors`: of the config, where it is no TOML file."""
         self._began = time.monotonic()
         self._path = path
         self._opener = opener
         self._options = options
-        self._errors = every_error(path, environ)
+        self._errors = errors or every_error(path, os.environ)
 
     def run(self) -> CheckReport:
         errors = self._errors
