@@ -30,7 +30,7 @@ check: $(READY)  ## lint and types
 	@$(BIN)/ruff format --check -q . 1>&2
 	@$(BIN)/mypy 1>&2
 
-bench: $(READY)  ## measure one thing beside its peer, the last line is JSON: WHAT=append|df|tables|upsert|audit|service
+bench: $(READY)  ## measure one thing beside its peer, the last line is JSON: WHAT=append|df|tables|upsert|audit|service|operator
 	@$(BIN)/python bench/$(or $(FILE_$(WHAT)),$(WHAT)).py $(ARGS)
 
 proof: $(READY)  ## one long proof: WHAT=poison|roundtrip|planted|upserts|simulate|faults|chaos|soak (N=…, ARGS='--help')
@@ -38,6 +38,8 @@ proof: $(READY)  ## one long proof: WHAT=poison|roundtrip|planted|upserts|simula
 
 WHAT ?= append
 FILE_df := frames
+#: A module named operator would hide Python's own.
+FILE_operator := operations
 #: The option of each proof that takes N.
 COUNT_poison := --hostile
 COUNT_roundtrip := --count

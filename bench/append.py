@@ -224,8 +224,9 @@ def frazil_side(settings: dict[str, Any]) -> Any:
     from frazil.steps import Step
 
     folder = settings["folder"]
+    monitored: str = settings.get("monitored", "")
 
-    def config(number: int) -> Any:
+    def config(number: int, monitor: bool = False) -> Any:
         return from_document(
             {
                 "sink": {
@@ -239,6 +240,7 @@ def frazil_side(settings: dict[str, Any]) -> Any:
                 "decode": {"schema": f"{folder}/order.avsc"},
                 "catalog": {"type": "hadoop", "warehouse": f"{folder}/frazil"},
                 "table": [{"name": f"db.t{number}"}],
+                **({"metrics": {"address": "127.0.0.1:0"}} if monitor else {}),
             }
         )
 
@@ -246,15 +248,43 @@ def frazil_side(settings: dict[str, Any]) -> Any:
 
     def job(number: int) -> dict[str, Any]:
         steps: list[Step] = []
+        monitor = bool(monitored) and monitored[number % len(monitored)] == "1"
         began = time.monotonic()
-        sink = Sink(config(number), on_step=steps.append).start(spark)
-        sink.wait_until(sink.ends())
-        seconds = time.monotonic() - began
-        sink.stop()
+        if monitor:
+            seconds = monitored_run(config(number, monitor), spark, steps, f"{folder}/log")
+        else:
+            sink = Sink(config(number), on_step=steps.append).start(spark)
+            sink.wait_until(sink.ends())
+            seconds = time.monotonic() - began
+            sink.stop()
         counted = spark.table(f"lake.db.t{number}").count()
         return {"seconds": seconds, "rows": counted, "split": _split(steps)}
 
     return job
+
+
+def monitored_run(config: Any, spark: Any, steps: list[Any], log: str) -> float:
+    """A run as `frazil run --metrics … --log-format json --log-file …` makes it. Its seconds."""
+    from frazil import logs
+    from frazil.monitoring.of_config import monitoring_of
+    from frazil.sink import Sink
+
+    began = time.monotonic()
+    logs.configure("json", "INFO", log)
+    monitoring = monitoring_of(config)
+
+    def on_step(step: Any) -> None:
+        steps.append(step)
+        monitoring.step(step)
+
+    run = Sink(config, on_step=on_step).start(spark)
+    monitoring.started(run)
+    run.wait_until(run.ends(), unless=lambda: bool(monitoring.tick(run)))
+    seconds = time.monotonic() - began
+    run.stop()
+    monitoring.ended(None)
+    logs.remove()
+    return seconds
 
 
 def _split(steps: list[Any]) -> dict[str, float]:
