@@ -305,6 +305,34 @@ def row(number: int) -> bytes:
     return json.dumps({"id": number, "name": f"n{number}"}).encode()
 
 
+def test_texts_that_are_times_are_declared_as_such(tmp_path: Path):
+    rows = [
+        {
+            "id": i,
+            "zoned": f"2026-11-19T10:00:{i:02}.5+01:00",
+            "local": f"2026-11-19 10:00:{i:02}",
+            "day": f"2026-11-{i + 1:02}",
+            "mixed": "2026-11-19T10:00:00Z" if i else "soon",
+            "year": "2026",
+            "none": None,
+            "inside": {"at": "2026-11-19T10:00:00Z"},
+        }
+        for i in range(9)
+    ]
+    shape = _Shape("t", [json.dumps(row).encode() for row in rows], {})
+    times = {"zoned": "timestamptz", "local": "timestamp", "day": "date"}
+    assert shape.times == times
+    sample = TopicSample("t", 1, 9, columns=shape.columns, times=times)
+    made = new_config([sample], wishes())
+    write_new(tmp_path / "a.toml", made.text)
+    config = load(tmp_path / "a.toml", {})
+    assert dict(config.decode.columns) == times
+    assert config.tables[0].event_time in ("zoned", "local")
+    other = TopicSample("u", 1, columns=COLUMNS)
+    both = new_config([sample, other], wishes("n.t", "n.u"))
+    assert "columns" not in both.text, "a declared column would be in the other table, too"
+
+
 def test_values_tell_their_format_and_keys_their_columns():
     shape = _Shape("t", [row(1), row(2)], {})
     assert (shape.format, shape.debezium, shape.columns.names) == ("json", False, ["id", "name"])

@@ -10,7 +10,7 @@ import json
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -77,6 +77,9 @@ def new_config(samples: Sequence[TopicSample], wishes: Wishes) -> NewConfig:
             f"{kinds}",
             hint="make a config for each format",
         )
+    if any(sample.times != samples[0].times for sample in samples):
+        # A declared column is one of every table.
+        samples = [replace(sample, times={}) for sample in samples]
     variables: list[str] = []
     first = samples[0]
     sections: list[tuple[str, list[Line]]] = [
@@ -114,12 +117,18 @@ def _text(sections: Sequence[tuple[str, Sequence[Line]]]) -> str:
         block = [title]
         for key, value, why in lines:
             block += [f"# {why}"] if why else []
-            # A list stands on one line: strings of JSON are strings of TOML.
-            text = json.dumps(value, ensure_ascii=False)
-            line = tomli_w.dumps({key: ""}).strip().removesuffix('""') + text
-            block.append(line if isinstance(value, list) else tomli_w.dumps({key: value}).strip())
+            name = tomli_w.dumps({key: ""}).strip().removesuffix('""')
+            block.append(f"{name}{_inline(value)}")
         blocks.append("\n".join(block))
     return "\n\n".join(blocks) + "\n"
+
+
+def _inline(value: Any) -> str:
+    """A value on one line: strings of JSON are strings of TOML."""
+    if isinstance(value, dict):
+        pairs = (f"{json.dumps(k, ensure_ascii=False)} = {_inline(v)}" for k, v in value.items())
+        return f"{{{', '.join(pairs)}}}"
+    return json.dumps(value, ensure_ascii=False)
 
 
 def _sink(samples: Sequence[TopicSample], wishes: Wishes) -> list[Line]:
@@ -142,6 +151,10 @@ def _decode(sample: TopicSample) -> list[Line]:
     if sample.key_format and sample.key_format != default:
         why = f"the records' keys are {sample.key_format}"
         lines.append(("key_format", sample.key_format, why))
+    if sample.times:
+        names = ", ".join(sample.times)
+        why = f"every value of {names} in the sample is a time; one that is none is rejected"
+        lines.append(("columns", dict(sample.times), why))
     return lines
 
 

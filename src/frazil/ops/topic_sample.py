@@ -20,6 +20,7 @@ from confluent_kafka.admin import ConfigResource  # type: ignore[attr-defined]
 
 from frazil.config.messages import nearest
 from frazil.errors import ConfigError, FrazilError, Unavailable
+from frazil.formats.declared_columns import declared_columns
 from frazil.formats.decoder import Decoder, RecordFormat
 from frazil.formats.schema_registry import RegistryRefusal, SchemaRegistry
 from frazil.kafka.connection import admin_client
@@ -32,6 +33,10 @@ RECORDS, PARTITIONS, _PATIENCE = 100, 16, 5.0
 _HEADED = 5  # a zero byte and a schema id
 #: Columns that are likely to be the time of an event, the likeliest first.
 _TIMES = ("event_time", "occurred_at", "created_at", "placed_at", "updated_at", "timestamp", "time")
+
+
+#: Types that a text may be of, the most exact first.
+_TIME_TYPES = ("timestamptz", "timestamp", "date")
 
 
 @dataclass(frozen=True)
@@ -48,6 +53,8 @@ class TopicSample:
     because: str = ""
     debezium: bool = False
     columns: pa.Schema = field(default_factory=lambda: pa.schema([]))
+    #: columns of text in JSON that are times → the type that they can be declared with
+    times: Mapping[str, str] = field(default_factory=dict)
     key: tuple[str, ...] = ()
     key_format: str = ""
     headers: tuple[str, ...] = ()
@@ -57,7 +64,11 @@ class TopicSample:
     @property
     def event_time(self) -> str:
         """The column with the time of the event; empty: there is none."""
-        times = [f.name for f in self.columns if pa.types.is_timestamp(f.type)]
+        times = [
+            f.name
+            for f in self.columns
+            if pa.types.is_timestamp(f.type) or self.times.get(f.name, "").startswith("timestamp")
+        ]
         ranked = sorted(times, key=lambda n: _TIMES.index(n) if n in _TIMES else len(_TIMES))
         return ranked[0] if ranked else ""
 
@@ -98,6 +109,7 @@ def sample_topic(
         because=shape.because,
         debezium=shape.debezium,
         columns=shape.columns,
+        times=shape.times,
         key=key,
         key_format=key_format,
         headers=tuple(headers),
@@ -150,6 +162,7 @@ class _Shape:
         self._registry = registry
         self.debezium = False
         self.columns = pa.schema([])
+        self.times: dict[str, str] = {}
         #: some rows, as values of Python
         self._rows: Sequence[Mapping[str, Any]] = []
         objects = [document for document in map(_json_object, values) if document is not None]
@@ -227,6 +240,8 @@ class _Shape:
             self.because += " in the envelope of Debezium"
         rows = [json.dumps(row).encode() for row in self._rows]
         self.columns = Decoder(RecordFormat("json")).columns(rows) if rows else pa.schema([])
+        if not self.debezium:
+            self.times = _times(self.columns, objects)
 
     # ── keys ─────────────────────────────────────────────────────────────────────────────────
 
@@ -261,6 +276,21 @@ class _Shape:
             if rows and all(str(row.get(name)) == text for row, text in pairs):
                 return (name,)
         return ()
+
+
+def _times(columns: pa.Schema, rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Columns of text of which every value is a time, as a declared column reads it."""
+    times: dict[str, str] = {}
+    for name in (
+        f.name for f in columns if pa.types.is_large_string(f.type) or pa.types.is_string(f.type)
+    ):
+        values = [json.dumps({name: row[name]}).encode() for row in rows if row.get(name)]
+        for kind in _TIME_TYPES if values and name.isidentifier() else ():
+            declared = RecordFormat("json", declared=declared_columns({name: kind}))
+            if not Decoder(declared).decode(values)[1]:
+                times[name] = kind
+                break
+    return times
 
 
 def _json_object(value: bytes) -> Mapping[str, Any] | None:
