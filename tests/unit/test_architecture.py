@@ -49,6 +49,7 @@ CHAPTERS = (
     "service",
     "testing",
     "cli",
+    "__main__",
 )
 #: Chapters that run on executors, and modules in them that run on the driver and may know Spark.
 EXECUTORS = (
@@ -334,7 +335,7 @@ def test_below_the_sink_nothing_catches_everything():
 
 @pytest.mark.parametrize("name", MODULES)
 def test_a_module_is_named_by_one_or_two_nouns_and_says_what_it_is(name: str):
-    words = name.split(".")[-1].split("_")
+    words = name.split(".")[-1].strip("_").split("_")
     assert len(words) <= 3
     assert all(word.isalnum() and word.islower() for word in words)
     assert not {"models", "utils", "common", "helpers", "misc"} & set(words)
