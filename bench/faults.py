@@ -419,6 +419,9 @@ class Script:
     def check(self, plan: PlannedBatch, tables: BatchTables, run: ScriptRun) -> WriteResult | None:
         return run.result
 
+    def records(self, *_: Any) -> dict[Partition, int]:
+        return dict.fromkeys(PARTITIONS, EACH)
+
     def run(self, planned: PlannedBatch, tables: BatchTables) -> ScriptRun:
         begin = planned.position.cut
         number = begin[PARTITIONS[0]] // EACH

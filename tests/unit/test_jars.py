@@ -94,6 +94,13 @@ def test_a_classifier_names_its_artifact():
     }
 
 
+def test_a_kind_of_file_can_be_named():
+    (only,) = xml("org.a:one:1:all@tar.gz")
+    (artifact,) = only
+    assert (artifact.get("type"), artifact.get("ext")) == ("tar.gz", "tar.gz")
+    assert artifact.get(f"{MAVEN}classifier") == "all"
+
+
 def test_an_override_replaces_a_version_below():
     override = xml(*ONE, overrides=("org.c:deep:9",)).find("override")
     assert override is not None

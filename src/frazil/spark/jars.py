@@ -63,7 +63,8 @@ def fetch(
     excludes: Sequence[str] = (),
     say: Callable[[str], None] = lambda _: None,
 ) -> list[Path]:
-    """The jars of `coordinates` (`group:artifact:version[:classifier]`) and of their dependencies.
+    """The jars of `coordinates` (`group:artifact:version[:classifier][@ext]`) and of their
+    dependencies; with `@ext`, files of another kind too, such as `@tar.gz`.
 
     `overrides`: coordinates that replace the version of a dependency; `excludes`: groups that are
     already on the caller's class path.
@@ -80,7 +81,7 @@ def fetch(
                     raise
                 say(f"not all of it was found; trying again in {pause:g} s")
                 time.sleep(pause)
-    return sorted(target.glob("*.jar"))
+    return sorted(target.iterdir())
 
 
 def _folder(
@@ -136,7 +137,8 @@ def _retrieve(
         ) from None
     try:
         (work / "ivy.xml").write_text(_ivy_xml(coordinates, transitive, overrides, excludes))
-        run = _run_ivy(command, ivy[-1], work)
+        kinds = {"jar", "bundle", *(_split(coordinate)[1] for coordinate in coordinates)}
+        run = _run_ivy(command, ivy[-1], work, sorted(kinds))
         libs = work / "libs"
         if run.returncode != 0 or not libs.is_dir():
             lines = (run.stdout + run.stderr).splitlines()
@@ -156,8 +158,10 @@ def _retrieve(
         shutil.rmtree(work, ignore_errors=True)
 
 
-def _run_ivy(command: str, ivy: Path, work: Path) -> subprocess.CompletedProcess[str]:
-    """Run Ivy on `ivy.xml` in the folder `work`; the jars go to its folder `libs`."""
+def _run_ivy(
+    command: str, ivy: Path, work: Path, kinds: Sequence[str]
+) -> subprocess.CompletedProcess[str]:
+    """Run Ivy on `ivy.xml` in the folder `work`; the files go to its folder `libs`."""
     return subprocess.run(
         [
             command,
@@ -170,8 +174,7 @@ def _run_ivy(command: str, ivy: Path, work: Path) -> subprocess.CompletedProcess
             "-confs",
             "default",
             "-types",
-            "jar",
-            "bundle",
+            *kinds,
             "-retrieve",
             f"{work}/libs/[artifact]-[revision](-[classifier]).[ext]",
         ],
@@ -186,9 +189,9 @@ def _ivy_xml(
 ) -> str:
     rows = []
     for coordinate in coordinates:
-        org, artifact, version, *classifier = coordinate.split(":")
+        (org, artifact, version, *classifier), kind = _split(coordinate)
         part = (
-            f'<artifact name={quoteattr(artifact)} type="jar" ext="jar" '
+            f'<artifact name={quoteattr(artifact)} type="{kind}" ext="{kind}" '
             f"m:classifier={quoteattr(classifier[0])}/>"
             if classifier
             else ""
@@ -211,6 +214,12 @@ def _ivy_xml(
         '<configurations><conf name="default"/></configurations>'
         f"<dependencies>{''.join(rows)}</dependencies></ivy-module>"
     )
+
+
+def _split(coordinate: str) -> tuple[list[str], str]:
+    """`group:artifact:version[:classifier][@ext]` as its parts and the kind of file."""
+    parts, _, kind = coordinate.partition("@")
+    return parts.split(":"), kind or "jar"
 
 
 def pyspark_home() -> Path:
