@@ -231,7 +231,7 @@ def test_a_plan_of_a_change_and_of_a_refusal_is_what_a_start_does(
         # A table that must not change: the plan refuses with the sentence of the start.
         path = write_toml(decode=decode, table={"schema_evolution": "fail"})
         send(broker, name, record(3))
-        plan = frazil.json("plan", path, code=1)
+        plan = frazil.json("plan", path, code=5)
         with pytest.raises(FrazilError) as refused:
             catch_up(load(path), spark)
         assert plan["stops"]["says"] == refused.value.message
@@ -276,10 +276,10 @@ def test_what_is_wrong_is_said_in_a_sentence_with_its_setting(
     assert tls["setting"] == ["kafka", "security.protocol"]
     twin = findings(sink={"topics": [name[:-1] + "x" + name[-1]]})["topics"]
     assert f"did you mean {name!r}" in twin["hint"]
-    records = findings()["records"]  # without dead dead the stream would stop
+    records = findings()["records"]  # without dead letters the stream would stop
     assert "1 of the newest 2 records are rejected (json)" in records["says"]
     assert records["setting"] == ["decode", "format"]
-    dead = {"dead_dead": {"table": f"db.{name}_dead"}}
+    dead = {"dead_letters": {"table": f"db.{name}_dead"}}
     assert findings(0, **dead)["records"]["verdict"] == "warning"
     rest = {"type": "rest", "uri": "http://127.0.0.1:1", "warehouse": "x"}
     assert findings(catalog=rest)["catalog"]["setting"] == ["catalog", "uri"]

@@ -239,7 +239,7 @@ class WriteSieve:
         return result
 
     def put(self, dead_letters: TablePlan, rows: pa.Table) -> None:
-        """Write dead dead_letters. One that cannot be written fails the task."""
+        """Write dead letters. One that cannot be written fails the task."""
         files, bad = written_apart(dead_letters.shape, rows, self._prefix)
         if bad:
             at = min(bad)
