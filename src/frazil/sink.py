@@ -66,9 +66,8 @@ from frazil.spark.query import Running, started, translated
 from frazil.spark.session import session
 from frazil.steps import Step
 
-#: How often a batch is run again because tables had to be created or evolved for it. Each run
-#: reports all needs of all tasks: more than a few reruns mean that another writer changes the
-#: tables.
+#: How often a batch is run because tables must be created or evolved for it. Each run reports all
+#: needs of all tasks, so that more than a few mean that another writer changes the tables.
 _RERUNS = 8
 
 
@@ -303,14 +302,8 @@ class Sink:
         committer = self.committer = Committer(
             events, startup.target, events.progress, limits, alone=config.one_table
         )
-        provisioner = TableProvisioner(
-            config,
-            startup,
-            self._stream,
-            self._retry,
-            self.source.metadata,
-            lambda: committer.pending,
-        )
+        among, pending = self.source.metadata, lambda: committer.pending
+        provisioner = TableProvisioner(config, startup, self._stream, self._retry, among, pending)
         self._batches = MicroBatches(
             self.source,
             provisioner,
