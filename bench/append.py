@@ -50,10 +50,10 @@ class Peer:
         assert self._answer() == {"ready": True}
 
     def repeat(self) -> dict[str, Any]:
-        before = self._cpu()
+        before = cpu_seconds(self.process.pid)
         self._tell("go")
         run = self._answer()
-        run["cpu"] = self._cpu() - before
+        run["cpu"] = cpu_seconds(self.process.pid) - before
         self.runs.append(run)
         return run
 
@@ -73,16 +73,18 @@ class Peer:
                 return dict(json.loads(line))
         raise SystemExit(f"the {self.side} side ended")
 
-    def _cpu(self) -> float:
-        total = 0.0
-        main = psutil.Process(self.process.pid)
-        for process in [main, *main.children(recursive=True)]:
-            try:
-                times = process.cpu_times()
-                total += times.user + times.system + times.children_user + times.children_system
-            except psutil.NoSuchProcess:
-                pass
-        return total
+
+def cpu_seconds(pid: int) -> float:
+    """Of a process and all below it."""
+    total = 0.0
+    main = psutil.Process(pid)
+    for process in [main, *main.children(recursive=True)]:
+        try:
+            times = process.cpu_times()
+            total += times.user + times.system + times.children_user + times.children_system
+        except psutil.NoSuchProcess:
+            pass
+    return total
 
 
 def compare(rows: int, repeat: int, partitions: int) -> dict[str, Any]:

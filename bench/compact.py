@@ -24,7 +24,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from frazil.commit.table_schemas import writer_spec
 from frazil.config.model import from_document
+from frazil.config.sections import TableConfig
 from frazil.files.writer import TableWriter, WriterSpec
 from frazil.iceberg.java import JavaCatalog
 from frazil.ledger.entry import LedgerEntry
@@ -69,18 +71,7 @@ class Upserted:
         self._draw = np.random.default_rng(1)
 
     def shape(self) -> WriterSpec:
-        table = self._table
-        return WriterSpec(
-            table.name,
-            table.location,
-            table.schema,
-            table.schema_id,
-            table.spec,
-            table.properties,
-            2**28,
-            "zstd",
-            {},
-        )
+        return writer_spec(self._table, TableConfig(self._table.name, target_file_size="256MiB"))
 
     def rows(self, ids: Any) -> pa.Table:
         draw, count = self._draw, len(ids)

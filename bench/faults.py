@@ -57,7 +57,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from frazil.accounting import RangeCounts
 from frazil.auditing.evidence import of_sink
+from frazil.commit.table_schemas import writer_spec
 from frazil.config.model import Config, from_document
+from frazil.config.sections import TableConfig
 from frazil.errors import Conflict, FrazilError
 from frazil.files.writer import TableWriter, WriterSpec
 from frazil.iceberg import java_table
@@ -306,17 +308,7 @@ def compared(actual: Counter[tuple[int, str]], wanted: Counter[tuple[int, str]])
 
 
 def shape_of(table: JavaTable) -> WriterSpec:
-    return WriterSpec(
-        table.name,
-        table.location,
-        table.schema,
-        table.schema_id,
-        table.spec,
-        table.properties,
-        2**20,
-        "zstd",
-        table.io_properties,
-    )
+    return writer_spec(table, TableConfig(table.name, target_file_size="1MiB"))
 
 
 def written(shape: WriterSpec, rows: dict[str, list[Any]]) -> list[str]:
@@ -665,18 +657,18 @@ def appended(
         update.commit()
 
 
+def struck(world: World, cell: Cell, name: str) -> Plot:
+    """The fault of a cell, armed for the first commit after `STRUCK`."""
+    others = meanwhile(world, cell, f"db.{name}")
+    return world.proxy.plot(name, cell.kind, after=cell.after, skip=STRUCK, meanwhile=others)
+
+
 def fenced(world: World, cell: Cell, name: str, outcome: Outcome) -> Plot:
     """`validateWith` and no `deleteWith`; and else as careful as one can be: the files are kept,
     and the table is asked before each try."""
     made(world, name)
     catalog = JavaCatalog(world.spark, THROUGH)
-    plot = world.proxy.plot(
-        name,
-        cell.kind,
-        after=cell.after,
-        skip=STRUCK,
-        meanwhile=meanwhile(world, cell, f"db.{name}"),
-    )
+    plot = struck(world, cell, name)
     for number in range(BATCHES):
         files: list[str] = []
         for _ in range(LIVES):
@@ -702,13 +694,7 @@ def naive(world: World, cell: Cell, name: str, outcome: Outcome) -> Plot:
     """Is it there? If not: write, commit; and if that fails, delete and begin again."""
     made(world, name)
     catalog = JavaCatalog(world.spark, THROUGH)
-    plot = world.proxy.plot(
-        name,
-        cell.kind,
-        after=cell.after,
-        skip=STRUCK,
-        meanwhile=meanwhile(world, cell, f"db.{name}"),
-    )
+    plot = struck(world, cell, name)
     for number in range(BATCHES):
         for _ in range(LIVES):
             try:
@@ -739,13 +725,7 @@ def spark_sink(world: World, cell: Cell, name: str, outcome: Outcome) -> Plot:
             (source / f"{number}.json").write_text("\n".join(lines))
             stamp = time.time() - 100 + number
             os.utime(source / f"{number}.json", (stamp, stamp))
-        plot = world.proxy.plot(
-            name,
-            cell.kind,
-            after=cell.after,
-            skip=STRUCK,
-            meanwhile=meanwhile(world, cell, f"db.{name}"),
-        )
+        plot = struck(world, cell, name)
         for _ in range(LIVES):
             stream = (
                 world.spark.readStream.schema("id bigint, value string")

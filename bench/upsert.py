@@ -40,10 +40,10 @@ from typing import Any
 
 import duckdb
 import numpy as np
-import psutil
 import pyarrow as pa
 from confluent_kafka import Producer
 
+from append import cpu_seconds
 from frazil.spark import jars
 from frazil.testing.datagen import create_topic, zigzag
 from frazil.testing.jars import spark_kafka_jars
@@ -290,9 +290,9 @@ class Peer:
         return self
 
     def turn(self, request: dict[str, Any]) -> dict[str, Any]:
-        before = self._cpu()
+        before = cpu_seconds(self.process.pid)
         run = self.ask(request)
-        run["cpu"] = self._cpu() - before
+        run["cpu"] = cpu_seconds(self.process.pid) - before
         self.turns.append(run)
         return run
 
@@ -319,17 +319,6 @@ class Peer:
             if line.startswith("{"):
                 return dict(json.loads(line))
         return None
-
-    def _cpu(self) -> float:
-        total = 0.0
-        main = psutil.Process(self.process.pid)
-        for process in [main, *main.children(recursive=True)]:
-            try:
-                times = process.cpu_times()
-                total += times.user + times.system + times.children_user + times.children_system
-            except psutil.NoSuchProcess:
-                pass
-        return total
 
 
 class Run:

@@ -48,10 +48,6 @@ def check_log(log: LogConfig) -> None:
             )
 
 
-def _duration(section: str, name: str, value: str) -> float:
-    return duration(value, f"[{section}] {name}", (section, name))
-
-
 def _check_notify(notify: NotifyConfig) -> None:
     for event in notify.events:
         if event not in EVENTS:

@@ -11,6 +11,7 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -143,21 +144,26 @@ def rebuilt(entry: LedgerEntry, table: str, uuid: str) -> StagedBatch:
     staged = StagedTable(
         table, uuid, entry.schema_id, (), (), 0, 0, tuple(tallies), entry.keys or 0
     )
+    return batch_of(entry, entry.batches[1], entry.commit_ids[-1], tables=(staged,))
+
+
+def batch_of(entry: LedgerEntry, number: int, commit_id: str, **more: Any) -> StagedBatch:
+    """One of an entry's batches, with what the entry knows of it."""
     return StagedBatch(
         sink=entry.sink,
         epoch=entry.epoch,
-        number=entry.batches[1],
-        commit_id=entry.commit_ids[-1],
+        number=number,
+        commit_id=commit_id,
         begin=entry.begin,
         end=entry.end,
         topics=entry.topics,
         cluster=entry.cluster,
         staged_at_ms=0,
         window_start_ms=0,
-        tables=(staged,),
         source=entry.source,
         note=entry.note,
         leaders=entry.leaders,
+        **more,
     )
 
 

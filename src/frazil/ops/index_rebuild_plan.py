@@ -47,7 +47,7 @@ from frazil.ledger.columns import (
 from frazil.ledger.entry import PREFIX, LedgerEntry, parse
 from frazil.ledger.index import Located
 from frazil.ledger.sink_state import STREAM
-from frazil.ledger.staged_batch import StagedBatch, StagedTable
+from frazil.ledger.staged_batch import StagedTable
 from frazil.offsets import BATCHES, Cut, Partition, Range, join
 
 #: The index columns to read.
@@ -398,25 +398,11 @@ class _LedgerRows:
     def _write(
         self, snapshot: Snapshot, entry: LedgerEntry, batch: int, commit_id: str, tally: RangeCounts
     ) -> None:
-        staged = StagedTable(self._ledger.table, self._ledger.uuid, 0, (), (), 0, 0, (tally,))
-        stream = self._ledger.table == STREAM
-        made = StagedBatch(
-            sink=entry.sink,
-            epoch=entry.epoch,
-            number=batch,
-            commit_id=commit_id,
-            begin=entry.begin,
-            end=entry.end,
-            topics=entry.topics,
-            cluster=entry.cluster,
-            staged_at_ms=0,
-            window_start_ms=0,
-            source=entry.source,
-            note=entry.note,
-            leaders=entry.leaders,
-            tables=() if stream else (staged,),
-            total=(tally,) if stream else (),
-        )
+        if self._ledger.table == STREAM:
+            made = index.batch_of(entry, batch, commit_id, tables=(), total=(tally,))
+        else:
+            staged = StagedTable(self._ledger.table, self._ledger.uuid, 0, (), (), 0, 0, (tally,))
+            made = index.batch_of(entry, batch, commit_id, tables=(staged,))
         self._rebuilt.located.append((made, {self._ledger.table: snapshot}))
         self._rebuilt.ranges.append(RebuiltRange(self._ledger.table, tally.range))
 
