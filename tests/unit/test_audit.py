@@ -1111,7 +1111,7 @@ def test_a_delete_file_that_is_not_what_the_entry_says_is_found():
     history.snapshots[-1] = replace(history.snapshots[-1], summary=summary)
     report = history.report()
     assert report.verdict == "unaccounted"
-    assert "takes 6 keys away" in str(report.findings[0])
+    assert "deletes 6 keys" in str(report.findings[0])
 
 
 def test_rows_that_are_missing_or_too_many_in_an_upsert_table_are_found():

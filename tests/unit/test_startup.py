@@ -243,6 +243,6 @@ def test_one_table_that_ends_before_kafka_begins_is_refused_though_no_record_com
     recovery = object.__new__(Recovery)
     recovery._config = _starting(alone=True)._config
     recovery.tables = SimpleNamespace(held={"db.t": held})  # type: ignore[assignment]
-    expected = pytest.raises(Gap, match=rf"neither has: {re.escape(str(P))} \[5, 6\)")
+    expected = pytest.raises(Gap, match=rf"both lack {re.escape(str(P))} \[5, 6\)")
     with expected if lost else nullcontext():
         recovery.check_table({}, Cut({P: begins}))

@@ -127,7 +127,7 @@ def make_again(world: World) -> None:
 
 DOUBTS: dict[Callable[[World], None], tuple[str, str, str]] = {
     roll_back: ("db.a", "Gap", "rolled back behind the snapshot"),
-    put_back: ("db.a", "Gap", "put back to an older state; .*: orders\\[0\\] \\[10, 20\\)"),
+    put_back: ("db.a", "Gap", "put back to an older state; .* orders\\[0\\] \\[10, 20\\)"),
     expire_all: ("db.a", "Expired", "no tag is left"),
     expire_the_index: ("db.index", "Expired", "its ledger, which records the position, is gone"),
     drop: ("db.a", "IdentityMismatch", "it is gone"),

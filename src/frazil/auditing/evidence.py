@@ -478,7 +478,9 @@ def _within(limits: AuditLimits, proof: AuditResult, why: str) -> AuditResult:
         age = None if at is None else time.time() - at / 1000
         if age is None or age > limits.age:
             last = (
-                "no snapshot that is left tells of any" if age is None else f"was {age:,.0f} s ago"
+                "is older than the snapshots that are left"
+                if age is None
+                else f"was {age:,.0f} s ago"
             )
             says = f"{proof.lag:,} offsets wait in Kafka, and the last commit {last}"
             findings.append(Finding("behind", f"{says}; expected within {limits.age:,.0f} s"))

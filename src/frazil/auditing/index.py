@@ -51,7 +51,7 @@ class IndexCheck(SinkCheck):
                 "gap",
                 partition,
                 spans_of(rows, rows.end > reached),
-                "the index has {}, and the table's ledger has not",
+                "the index has {}, which the table's ledger lacks",
             )
         if self.ledger.complete and len(entries):
             self.add_ranges(
@@ -91,7 +91,7 @@ class IndexCheck(SinkCheck):
             "unaccounted",
             partition,
             spans_of(entries, differ & ~none),
-            "ledger and index tell different counts of {}",
+            "ledger and index have different counts of {}",
         )
 
     def _misnamed(self) -> None:

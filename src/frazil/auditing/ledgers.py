@@ -101,8 +101,7 @@ class LedgerCheck(SinkCheck):
                 self.add(
                     "unaccounted",
                     f"the entry of batches {summary[PREFIX + 'batches']} says"
-                    f" that it takes {keys} keys away; its snapshot {snapshot.id} takes "
-                    f"{gone}",
+                    f" that it deletes {keys} keys; its snapshot {snapshot.id} deletes {gone}",
                     self.of_entry(i),
                 )
 
@@ -124,7 +123,7 @@ class LedgerCheck(SinkCheck):
             named = ", ".join(map(str, lost[:4]))
             self.add(
                 "gap",
-                f"the table was rolled back: its tag has {named}, and its ledger has not",
+                f"the table was rolled back: its tag has {named}, which its ledger lacks",
                 lost,
             )
 
@@ -187,7 +186,10 @@ class NoteCheck(SinkCheck):
                     gone = Range(partition, start, end)
                     self.add("accepted loss", f"{gone}: {known}", [gone])
             self.add_ranges(
-                "gap", partition, unsigned, "{} are recorded as lost, and nobody signed for it"
+                "gap",
+                partition,
+                unsigned,
+                "{} are recorded as lost, without an operator who accepted it",
             )
 
     def _signed(

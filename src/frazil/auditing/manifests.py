@@ -126,7 +126,7 @@ class ManifestCheck(SinkCheck):
                     "unaccounted",
                     where,
                     [(f.offsets[0], f.offsets[1] + 1) for f in strays if f.offsets],
-                    "data files hold {}, which nobody says was written",
+                    "data files hold {}, which neither ledger nor index has as written",
                 )
 
     def _upserts(self, files: Sequence[DataFile]) -> None:
@@ -194,7 +194,7 @@ class ManifestCheck(SinkCheck):
                 "unaccounted",
                 partition,
                 [(a, b + 1) for a, b in offsets[~inside].tolist()],
-                "data files hold {}, which nobody says was written",
+                "data files hold {}, which neither ledger nor index has as written",
             )
         low, high, rows = low[inside], high[inside], rows[inside]
         covered = np.zeros(len(part) + 1, np.int64)
@@ -399,7 +399,7 @@ class FooterCheck(SinkCheck):
         statements = self.evidence.misdescribed or ()
         ranges = {f.path: range_ for f in self.evidence.files or () if (range_ := _range_of(f))}
         for path, says in statements[:_FILES]:
-            lie = f"the manifest of {path} tells of {says}: filters and deletes may pass it over"
+            lie = f"the manifest of {path} claims {says}: filters and deletes may pass it over"
             self.add(
                 "unaccounted",
                 f"{lie} ({_REWRITE.format(self.evidence.table)})",

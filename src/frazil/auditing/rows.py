@@ -49,8 +49,8 @@ class RowCheck(SinkCheck):
                 if len(offsets) > held.sum():
                     self.add(
                         "unaccounted",
-                        f"{len(offsets) - held.sum()} rows of {partition} lie"
-                        " where nobody says that any were written",
+                        f"{len(offsets) - held.sum()} rows of {partition} have offsets that "
+                        "neither ledger nor index has as written",
                     )
 
 

@@ -37,7 +37,9 @@ Spark = Annotated[
 ]
 
 
-config_app = typer.Typer(no_args_is_help=True, help="What a config file says.")
+config_app = typer.Typer(
+    no_args_is_help=True, help="The settings of a config file, and where each comes from."
+)
 app.add_typer(config_app, name="config")
 dlq_app = typer.Typer(no_args_is_help=True, help="Dead letters: records that were rejected.")
 app.add_typer(dlq_app, name="dead-letters")
@@ -46,8 +48,8 @@ index_app = typer.Typer(no_args_is_help=True, help="The offset index.")
 app.add_typer(index_app, name="index")
 offsets_app = typer.Typer(
     no_args_is_help=True,
-    help="Where a stream stands, and what a person may decide about it. Without --yes it is said "
-    "what would be; with it, a running sink is stopped (fenced).",
+    help="The position of a stream, and an operator's decisions about it. Without --yes a command "
+    "prints what it would do; with --yes it does it, and stops (fences) a running sink.",
 )
 app.add_typer(offsets_app, name="offsets")
 
@@ -93,17 +95,23 @@ Catalog = Annotated[
         help="key=value of the catalog, e.g. type=rest; also FRAZIL_CATALOG__… variables."
     ),
 ]
-Branch = Annotated[str, typer.Option(help="Which branch of the table.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be.")]
+Branch = Annotated[str, typer.Option(help="Branch of the table.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be done.")]
 Unasked = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
-Topics = Annotated[list[str], typer.Option("--topic", help="Of this topic; may be repeated.")]
-Partitions = Annotated[list[int], typer.Option("--partition", help="Of this partition.")]
+Topics = Annotated[list[str], typer.Option("--topic", help="Only this topic; may be repeated.")]
+Partitions = Annotated[
+    list[int], typer.Option("--partition", help="Only this partition; may be repeated.")
+]
 Offsets = Annotated[str, typer.Option(help="One offset, or START..END without END itself.")]
-Kinds = Annotated[list[str], typer.Option("--kind", help="Of this kind: route, misfit, …")]
-Yes = Annotated[bool, typer.Option("--yes", help="Do it; a running sink is fenced.")]
-Reason = Annotated[str, typer.Option(help="Why; it stands in the ledger with who and when.")]
+Kinds = Annotated[
+    list[str], typer.Option("--kind", help="Only this kind: route, misfit, …; may be repeated.")
+]
+Yes = Annotated[bool, typer.Option("--yes", help="Do it; a running sink is stopped (fenced).")]
+Reason = Annotated[str, typer.Option(help="Reason; the ledger keeps it with who and when.")]
 By = Annotated[str, typer.Option(help="Who; by default the user and the host.")]
-Rejecting = Annotated[list[str], typer.Option("--table", help="Rejected by this table.")]
+Rejecting = Annotated[
+    list[str], typer.Option("--table", help="Only those that this table rejected; may be repeated.")
+]
 
 
 def command(

@@ -96,7 +96,7 @@ def options(
         ),
     ] = False,
     verbose: Annotated[
-        bool, typer.Option("--verbose", help="With an error, all that Spark or Python said of it.")
+        bool, typer.Option("--verbose", help="With an error, the whole text from Spark or Python.")
     ] = False,
 ) -> None:
     global _verbose
@@ -132,7 +132,9 @@ def run(
             "By default, but not with --until-caught-up."
         ),
     ] = None,
-    watch_interval: Annotated[str, typer.Option(help="How often the files are looked at.")] = "2s",
+    watch_interval: Annotated[
+        str, typer.Option(help="How often to look for changed files.")
+    ] = "2s",
     health_file: HealthFilePath = "",
     log_format: LogFormat = "",
     log_level: LogLevel = "",
@@ -181,13 +183,16 @@ def audit(
     branch: Branch = "main",
     deep: Annotated[
         bool,
-        typer.Option("--deep", help="Read the files, too: offsets, and footers against manifests."),
+        typer.Option(
+            "--deep",
+            help="Also read the data files: offset columns, and footers against manifests.",
+        ),
     ] = False,
     against_kafka: Annotated[
         bool | None,
         typer.Option(
             "--against-kafka/--no-broker",
-            help="Kafka must answer, or is not asked; by default it is asked for the lag.",
+            help="Fail if Kafka does not answer, or do not ask it. By default: ask for the lag.",
         ),
     ] = None,
     max_lag: Annotated[
@@ -230,9 +235,9 @@ def audit(
 def completeness(
     config: ConfigFile,
     hour: Annotated[
-        str, typer.Argument(help="An hour, 2026-11-15T10, or a day, 2026-11-15, in UTC.")
+        str, typer.Argument(help="Hour (2026-11-15T10) or day (2026-11-15) in UTC.")
     ] = "",
-    wait: Annotated[str, typer.Option(help="Wait so long for it: 90s, 10m.")] = "",
+    wait: Annotated[str, typer.Option(help="Wait at most so long for it: 90s, 10m.")] = "",
     spark: Spark = None,
 ) -> Report:
     """Until when the stream is complete, and what holds it back (exit 3 if HOUR is not)."""
@@ -263,7 +268,7 @@ def locate(
     target: Target,
     topic: Annotated[str, typer.Argument(help="Kafka's topic.")],
     partition: Annotated[int, typer.Argument(help="Its partition.", max=2**31 - 1)],
-    offset: Annotated[int, typer.Argument(help="The offset that is looked for.", max=2**63 - 1)],
+    offset: Annotated[int, typer.Argument(help="Offset to look for.", max=2**63 - 1)],
     table: Annotated[str, typer.Option(help="Only in this table of the sink.")] = "",
     catalog: Catalog = [],  # noqa: B006
     branch: Branch = "main",
@@ -302,7 +307,7 @@ def rewind(
     from frazil.ops import rewind
 
     if not (yes or dry_run) and (as_json or not sys.stdin.isatty()):
-        raise ConfigError("cannot rewind without being asked for it: expected --yes or --dry-run")
+        raise ConfigError("cannot rewind without a terminal to ask on: expected --yes or --dry-run")
     spark = spark_session(config)
     plan = rewind.preview(config, spark, to, discard_foreign=discard_foreign)
     if plan.refusals:
@@ -313,7 +318,7 @@ def rewind(
     if not as_json:
         print_report(plan, as_json)
     if not yes:
-        typer.confirm("a running sink is stopped by this; go on?", abort=True)
+        typer.confirm("this stops a running sink; continue?", abort=True)
     return rewind.rewind(
         config,
         spark,
@@ -326,7 +331,9 @@ def rewind(
 @command(app)
 def demo(
     rows: Annotated[int, typer.Option(help="How many orders to stream.")] = 2_000_000,
-    seconds: Annotated[float | None, typer.Option(help="Or for how long to produce them.")] = None,
+    seconds: Annotated[
+        float | None, typer.Option(help="For how long to produce, in place of --rows.")
+    ] = None,
     partitions: Annotated[int, typer.Option(help="Partitions of the topic.")] = 4,
     keep: Annotated[Path | None, typer.Option(help="Folder for table, config and logs.")] = None,
 ) -> Report:
@@ -345,18 +352,17 @@ def selftest(
     rows: Annotated[int, typer.Option(help="Records of each scratch topic.")] = 20_000,
     steps: Annotated[
         str,
-        typer.Option(
-            help="Only these steps, with commas between; by default every step of a batch."
-        ),
+        typer.Option(help="Steps to kill at, comma-separated; by default every step of a batch."),
     ] = "",
     upsert: Annotated[
         bool | None,
         typer.Option(
-            "--upsert/--append", help="Only an upsert, or only an append table; default both."
+            "--upsert/--append",
+            help="Only an upsert table, or only an append table; by default both.",
         ),
     ] = None,
     namespace: Annotated[
-        str, typer.Option(help="Where tables may be made; by default a namespace of its own.")
+        str, typer.Option(help="Namespace for its tables; by default one of its own.")
     ] = "",
     keep: Annotated[bool, typer.Option("--keep", help="Remove nothing.")] = False,
     yes: Unasked = False,
@@ -378,7 +384,7 @@ def selftest(
     for resource in plan.creates:
         progress.print(f"will make {resource}", highlight=False, soft_wrap=True)
     if not (yes or as_json) and sys.stdin.isatty():
-        typer.confirm("and remove it all again; go on?", abort=True)
+        typer.confirm("all of it is removed at the end; continue?", abort=True)
     spark = spark_session(config)
     with stop.raised():
         return selftest(config, plan, spark, progress, keep=keep)
@@ -400,9 +406,16 @@ def list_dead_letters(
     offsets: Offsets = "",
     kind: Kinds = [],  # noqa: B006
     table: Rejecting = [],  # noqa: B006
-    replayed: Annotated[bool, typer.Option("--replayed", help="Those that were replayed.")] = False,
-    every: Annotated[bool, typer.Option("--all", help="Those, and those that wait.")] = False,
-    limit: Annotated[int, typer.Option(help="How many of the newest are shown one by one.")] = 10,
+    replayed: Annotated[
+        bool,
+        typer.Option(
+            "--replayed", help="Dead letters that were replayed, in place of those that wait."
+        ),
+    ] = False,
+    every: Annotated[
+        bool, typer.Option("--all", help="Dead letters that were replayed, and those that wait.")
+    ] = False,
+    limit: Annotated[int, typer.Option(help="Number of the newest to show one by one.")] = 10,
 ) -> Report:
     """How many records were rejected, why, and by which tables; and the newest of them."""
     from frazil.ops import dead_letters
@@ -420,7 +433,9 @@ def replay(
     offsets: Offsets = "",
     kind: Kinds = [],  # noqa: B006
     table: Rejecting = [],  # noqa: B006
-    limit: Annotated[int | None, typer.Option(help="Only so many, the first by offset.")] = None,
+    limit: Annotated[
+        int | None, typer.Option(help="At most so many, in the order of offsets.")
+    ] = None,
     dry_run: DryRun = False,
 ) -> Report:
     """Write dead letters to their tables after a fix, exactly once (exit 3 if some are rejected
@@ -459,13 +474,13 @@ def accept_loss(
     config: ConfigPath,
     lost: Annotated[
         list[str],
-        typer.Option(help="TOPIC:PARTITION:START..END, exactly what is given up; may be repeated."),
+        typer.Option(help="TOPIC:PARTITION:START..END, exactly the lost offsets; may be repeated."),
     ] = [],  # noqa: B006
     reason: Reason = "",
     by: By = "",
     yes: Yes = False,
 ) -> Report:
-    """Go on behind offsets that retention deleted before they were read; they stay a loss."""
+    """Continue behind offsets that retention deleted before they were read; they count as lost."""
     from frazil.ops import offsets
 
     return _decide(config, offsets.accept_loss(lost), reason, by, yes)
@@ -476,13 +491,16 @@ def adopt_topic(
     config: ConfigPath,
     topic: Annotated[
         list[str],
-        typer.Option(help="Only this topic; may be repeated. Default: all that are others."),
+        typer.Option(
+            help="Only this topic; may be repeated. Default: every topic that was recreated."
+        ),
     ] = [],  # noqa: B006
-    start: Annotated[str, typer.Option(help="Where they begin: earliest or latest.")] = "earliest",
+    start: Annotated[str, typer.Option(help="Where to begin: earliest or latest.")] = "earliest",
     same_offsets: Annotated[
         bool,
         typer.Option(
-            "--same-offsets", help="Their offsets mean the same records: go on where it stood."
+            "--same-offsets",
+            help="Offsets still mean the same records: continue from the position.",
         ),
     ] = False,
     reason: Reason = "",
@@ -499,13 +517,13 @@ def adopt_topic(
 def seek(
     config: ConfigPath,
     to: Annotated[
-        list[str], typer.Option(help="TOPIC:PARTITION:OFFSET, where to go on; may be repeated.")
+        list[str], typer.Option(help="TOPIC:PARTITION:OFFSET to continue from; may be repeated.")
     ],
     reason: Reason = "",
     by: By = "",
     yes: Yes = False,
 ) -> Report:
-    """Move the position: forward gives records up, back reads the topic on as a new one."""
+    """Move the position. Forward skips records; back reads them again, as a new topic."""
     from frazil.ops import offsets
 
     return _decide(config, offsets.seek(to), reason, by, yes)
@@ -519,7 +537,7 @@ def confirm(
     by: By = "",
     yes: Yes = False,
 ) -> Report:
-    """Sign that a table whose history was expired holds everything below its ledger's end."""
+    """Confirm that a table whose history was expired holds everything below its ledger's end."""
     from frazil.ops import offsets
 
     _require_reason("confirm", reason, yes)
@@ -610,7 +628,7 @@ def _say(error: FrazilError) -> int:
             number, path = tempfile.mkstemp(prefix="frazil-error-", suffix=".txt")
             with open(number, "w", encoding="utf-8", errors="replace") as file:
                 file.write(error.detail)
-            print(f"all that was said of it: {path}", file=sys.stderr)
+            print(f"the whole error: {path}", file=sys.stderr)
     return error.exit_code
 
 

@@ -557,7 +557,7 @@ def not_shown(table: str, sink: str, last: LedgerEntry | None) -> Expired:
     return Expired(
         f"cannot commit to table {table}: its history since the last entry of sink {sink} was "
         f"expired, {'and no tag is left; ' if last is None else ''}and nothing shows that the "
-        f"table still holds {content}; not found is not never committed",
+        f"table still holds {content}; what is not found may have been committed",
         hint="see `frazil audit`: the table may have been rolled back. If it holds those rows, and "
         f"none beyond: frazil offsets confirm CONFIG --table {table}{back}",
     )

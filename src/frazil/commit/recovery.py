@@ -172,8 +172,8 @@ class Recovery:
         if not end.reaches(position):
             lost = [Range(p, end.get(p, 0), o) for p, o in position.items() if end.get(p, 0) < o]
             raise Gap(
-                f"cannot go on: table {name} was rolled back; the index has its rows and the table "
-                f"has not: {', '.join(map(str, lost))}",
+                f"cannot go on: table {name} was rolled back; by the index it had "
+                f"{', '.join(map(str, lost))}",
                 hint="roll the table forward again, or use another sink id",
             )
 
@@ -185,8 +185,8 @@ class Recovery:
             lost = [Range(p, o, position[p]) for p, o in end.items() if o < position.get(p, o)]
             if lost:
                 raise Gap(
-                    f"cannot go on: the index {self._config.index_table} is new, and table {name} "
-                    f"ends before Kafka begins; neither has: {', '.join(map(str, lost))}",
+                    f"cannot go on: the index {self._config.index_table} is new; table {name} and "
+                    f"Kafka both lack {', '.join(map(str, lost))}",
                     hint="restore the index, or the newest state of the table; or use another sink "
                     "id and another table",
                 )

@@ -36,8 +36,8 @@ def index_mismatch(
     if not lost:
         return None
     return Gap(
-        f"cannot go on with table {target.table.name}: it was put back to an older state; the "
-        f"index has its rows and the table has not: {', '.join(map(str, lost))}",
+        f"cannot go on with table {target.table.name}: it was put back to an older state; by the "
+        f"index it had {', '.join(map(str, lost))}",
         hint="restore the newest state of the table; or take all tables back to where it "
         "stands: `frazil rewind`. Its batches wait, staged",
     )

@@ -271,7 +271,7 @@ def _check_metrics(metrics: MetricsConfig) -> None:
     endpoint = metrics.otlp_endpoint
     if endpoint not in ("", OTLP_ENVIRONMENT) and not re.match(r"https?://[^/]", endpoint):
         raise ConfigError(
-            "cannot read [metrics] otlp_endpoint: expected an URL, as http://127.0.0.1:4318, "
+            "cannot read [metrics] otlp_endpoint: expected a URL, as http://127.0.0.1:4318, "
             f"or env, found {endpoint!r}",
             path=("metrics", "otlp_endpoint"),
         )

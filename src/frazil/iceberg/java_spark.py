@@ -108,7 +108,7 @@ def set_input_rows(
 
     Spark reads the counts from the scans' metrics once `foreachBatch` has returned.
     """
-    with translated("tell Spark the rows of a batch"):
+    with translated("report the rows of a batch to Spark"):
         for started in spark.streams.active:
             if started.name != query:
                 continue

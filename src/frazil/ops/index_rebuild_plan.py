@@ -269,7 +269,7 @@ class _LedgerRows:
         end = np.append(rows.start[:1], np.maximum.accumulate(rows.end))
         for covered, start in zip(end.tolist(), [*rows.start.tolist(), since], strict=False):
             if covered < start <= since:
-                self._cannot(Range(partition, covered, start), "no snapshot tells of it any more")
+                self._cannot(Range(partition, covered, start), "no snapshot that is left has it")
 
     def _mend(self, number: int, partition: Partition) -> None:
         """Correct the rows of one entry and partition."""

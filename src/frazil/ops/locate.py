@@ -440,7 +440,7 @@ def _outside(
     """Why no batch contains the offset."""
     where, offset = asked.partition, asked.offset
     if index is None:
-        return f"no ledger entry that is left tells of {where} at {offset}, and there is no index"
+        return f"no ledger entry that is left has {where} at {offset}, and there is no index"
     positions = [(sink, entry.end) for sink in sinks if (entry := index_entry(index, sink))]
     knowing = [(sink, end) for sink, end in positions if where in end]
     if not knowing:

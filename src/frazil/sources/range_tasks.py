@@ -140,7 +140,7 @@ def _shared(plan: BatchPlan, outcomes: Sequence[EndedRange | UpsertOutcome]) -> 
 def _not_by_key(table: str, one: Partition | None, other: Partition | None) -> Overlap:
     return Overlap(
         f"cannot write to table {table}: the same key came from {one} and from {other}, and "
-        "partitioned_by_key says that this cannot be",
+        "partitioned_by_key says that a key has one partition",
         hint="remove partitioned_by_key from the [[table]]: then records of a key are brought "
         "together before they are written",
     )
