@@ -3,7 +3,7 @@
     python examples/many_tables.py localhost:9092
 
 Makes the topics `shop.events` and `shop.inventory`, and sends a hundred customers' days: orders and
-refunds, clicks and searches, changes of an inventory, probes and tests that no table shall get, and
+refunds, clicks and searches, changes of an inventory, probes and tests that no table gets, and
 a few records that fit nowhere.
 """
 

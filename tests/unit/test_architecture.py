@@ -4,6 +4,7 @@ JVM."""
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 import textwrap
@@ -460,6 +461,21 @@ def test_variables_are_counted():
 def test_no_variable_is_a_pronoun_or_a_coined_word(source: str):
     names = variables(ast.parse((PROJECT / source).read_text()))
     assert names & (PRONOUNS | COINED) == set()
+
+
+#: Words that read twice, or that nobody in the field says.
+UNPLAIN = {"amiss", "told", "shall", "whoever", "whence", "thereby"}
+PAGES = [
+    str(path.relative_to(PROJECT))
+    for folder, ending in (("src", "py"), ("examples", "py"), ("docs", "md"), ("deploy", "md"))
+    for path in sorted((PROJECT / folder).rglob(f"*.{ending}"))
+]
+
+
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "SECURITY.md", *PAGES])
+def test_prose_has_plain_words(page: str):
+    prose = re.sub(r"`[^`\n]*`", "", (PROJECT / page).read_text())
+    assert UNPLAIN & set(re.findall(r"[a-z]+", prose.lower())) == set()
 
 
 def test_no_class_is_a_manager_or_a_helper():

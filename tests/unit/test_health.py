@@ -353,7 +353,7 @@ def test_a_health_file_is_replaced_as_a_whole_and_ages(alone: None, tmp_path: Pa
     now = time.time()
     assert probe(path, False, 30, now).exit_code == probe(path, True, 30, now).exit_code == 0
     assert probe(path, False, 30, now + 60).exit_code == 3
-    assert "stands still" in probe(path, False, 30, now + 60).reason
+    assert "hangs" in probe(path, False, 30, now + 60).reason
     world.health.ended(Gap("cannot go on", hint="look"))
     file.close()
     again.close()

@@ -132,9 +132,7 @@ def run(
             "By default, but not with --until-caught-up."
         ),
     ] = None,
-    watch_interval: Annotated[
-        str, typer.Option(help="How often to look for changed files.")
-    ] = "2s",
+    watch_interval: Annotated[str, typer.Option(help="How often to look at the files.")] = "2s",
     health_file: HealthFilePath = "",
     log_format: LogFormat = "",
     log_level: LogLevel = "",
@@ -183,10 +181,7 @@ def audit(
     branch: Branch = "main",
     deep: Annotated[
         bool,
-        typer.Option(
-            "--deep",
-            help="Also read the data files: offset columns, and footers against manifests.",
-        ),
+        typer.Option("--deep", help="Also read the data files: offset columns and footers."),
     ] = False,
     against_kafka: Annotated[
         bool | None,
@@ -331,9 +326,7 @@ def rewind(
 @command(app)
 def demo(
     rows: Annotated[int, typer.Option(help="How many orders to stream.")] = 2_000_000,
-    seconds: Annotated[
-        float | None, typer.Option(help="For how long to produce, in place of --rows.")
-    ] = None,
+    seconds: Annotated[float | None, typer.Option(help="Produce so long, not --rows.")] = None,
     partitions: Annotated[int, typer.Option(help="Partitions of the topic.")] = 4,
     keep: Annotated[Path | None, typer.Option(help="Folder for table, config and logs.")] = None,
 ) -> Report:
@@ -499,8 +492,7 @@ def adopt_topic(
     same_offsets: Annotated[
         bool,
         typer.Option(
-            "--same-offsets",
-            help="Offsets still mean the same records: continue from the position.",
+            "--same-offsets", help="Its offsets mean the same records: continue from the position."
         ),
     ] = False,
     reason: Reason = "",
@@ -618,7 +610,7 @@ def _say(error: FrazilError) -> int:
         logging.getLogger("frazil").error("%s", text, extra={"fields": fields})
         return error.exit_code
     shown = str(error)
-    if logs.active() and not sys.stderr.isatty():  # another log, of whoever started the process
+    if logs.active() and not sys.stderr.isatty():  # another log, that of the process's parent
         shown = f"{error.log_text}\nhint: {error.hint}" if error.hint else error.log_text
     print(f"frazil: {shown}", file=sys.stderr)
     if error.detail and _verbose:

@@ -120,7 +120,7 @@ def probe(file: Path, ready: bool, most: float, now: float) -> ProbeReport:
     except (ValueError, KeyError, TypeError, RecursionError):
         raise ConfigError(f"cannot read health file {file}: it is not one") from None
     if age > most:
-        reason = f"the file is {age:,.0f} s old: the process is gone, or stands still"
+        reason = f"the file is {age:,.0f} s old: the process is gone, or hangs"
         return ProbeReport(False, reason, round(age, 1), sinks)
     word = "ready" if ready else "alive"
     reason = "" if well else f"no sink is {word}" if not ready else "not every sink is ready"

@@ -61,7 +61,7 @@ class RunCommand:
         except FrazilError as error:
             self._observers.ended(error)
             raise
-        except Exception as error:  # a defect: the observers are told, too
+        except Exception as error:  # a defect: the observers see it, too
             self._observers.ended(FrazilError(f"cannot go on: {type(error).__name__}: {error}"))
             raise
         self._observers.ended(None)

@@ -1,7 +1,7 @@
 """The secrets of a config, so that whatever leaves the process can be searched for them.
 
 In: a config. Out: their values. Never log or store them. A secret that cannot be resolved is left
-out: whoever needs it says so.
+out: its use raises an error.
 """
 
 from __future__ import annotations

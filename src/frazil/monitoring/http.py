@@ -3,8 +3,8 @@
 In: an address, and a mapping from path to route, a function that returns status, content type and
 body. Out: answers to GET and HEAD. Promised: no request reaches a file or a broker, a slow or
 hostile client holds a bounded number of threads for a bounded time, and an address that is taken is
-an error before anything is claimed. One server for each address of a process: whoever asks for the
-same address shares it. Runs on the driver, on threads of its own.
+an error before anything is claimed. One server for each address of a process: sinks of one address
+share it. Runs on the driver, on threads of its own.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""All metrics of Frazil, and their values: what Prometheus and OpenTelemetry are told.
+"""All metrics of Frazil, and their values: what Prometheus and OpenTelemetry get.
 
 In: observations of observers and probes, by sink. Out: samples, in memory. Promised: names, help
 texts and labels stand here once; kinds and errors are enumerations, and tables, topics and

@@ -94,7 +94,7 @@ class Notifier:
             ):
                 try:
                     failure = call(event, content) if target else ""
-                except Exception as error:  # whatever it is, the next event is told
+                except Exception as error:  # whatever it is, the next event is sent
                     failure = type(error).__name__
                 if failure:
                     self.failed += 1

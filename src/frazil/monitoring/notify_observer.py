@@ -1,7 +1,7 @@
 """The observer that turns what happens to a sink into events, for `monitoring.notifier`.
 
 In: steps and ticks of a run, and the sink's health. Out: `started`, `stopped`, `failed`, `fenced`,
-`waiting`, `recovered` and `rejected`, each with the verdict, reason and remedy. A wait is told once
+`waiting`, `recovered` and `rejected`, each with the verdict, reason and remedy. A wait is sent once
 it has lasted, rejections at most once per kind and minute, with their number. No event has a value
 of a record. Runs on the driver.
 """
@@ -23,7 +23,7 @@ from frazil.monitoring.verdict import WAITING
 from frazil.run import Run
 from frazil.steps import Step
 
-#: Seconds that a wait lasts before it is told.
+#: Seconds that a wait lasts before it is sent.
 SETTLED = 10.0
 #: Seconds between two events of rejections of one kind.
 PER_KIND = 60.0
@@ -44,7 +44,7 @@ class NotifyObserver:
         self._lock = threading.Lock()
         #: when the wait of the moment began; 0: there is none
         self._waiting_since = 0.0
-        self._wait_told = False
+        self._wait_sent = False
         #: kind of rejected records → when it was sent, how many were not, and the last place
         self._rejected: dict[str, tuple[float, int, str]] = {}
 
@@ -63,14 +63,14 @@ class NotifyObserver:
         verdict = self._health.verdict()
         if verdict.state == WAITING:
             self._waiting_since = self._waiting_since or now
-            if not self._wait_told and now - self._waiting_since >= SETTLED:
-                self._wait_told = True
+            if not self._wait_sent and now - self._waiting_since >= SETTLED:
+                self._wait_sent = True
                 self._tell("waiting")
         else:
-            if self._wait_told:
+            if self._wait_sent:
                 seconds = now - self._waiting_since
                 self._tell("recovered", f"after a wait of {seconds:,.0f} s", seconds=seconds)
-            self._waiting_since, self._wait_told = 0.0, False
+            self._waiting_since, self._wait_sent = 0.0, False
         self._tell_rejected(now)
 
     def _tell_rejected(self, now: float, every: bool = False) -> None:

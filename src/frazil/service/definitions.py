@@ -3,7 +3,7 @@
 In: TOML files, files of SQL statements, and folders of both. Out: what they define now, and what is
 wrong with them. A file is taken as it is when two looks have seen the same content, so one that is
 being written does not count. A file that cannot be read, or that contradicts another, defines
-nothing, and takes nothing away: whoever ran by its former content goes on. Runs on the driver.
+nothing, and takes nothing away: a sink of its former content goes on. Runs on the driver.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ STOP_SECONDS = 90.0
 #: Seconds between two looks at the definitions.
 WATCH_SECONDS = 2.0
 
-#: What is to be told of a sink; of the service itself if the name is empty.
+#: What is to be reported of a sink; of the service itself if the name is empty.
 Say = Callable[[str, str], None]
 
 
@@ -62,7 +62,7 @@ class Service:
         self._changed = changed
         self._removed = removed
         self._threads: dict[str, SinkThread] = {}
-        #: sinks that were told to stop, because they are no longer defined
+        #: sinks that were asked to stop, because they are no longer defined
         self._leaving: set[str] = set()
         #: sinks that are no longer defined, and how they ended
         self._left: dict[str, SinkStatus] = {}

@@ -40,14 +40,14 @@ class SinkThread:
         """`make`: a run that is not started yet; it raises ConfigError for a config that it can
         refuse without a server. `changed` is called after each change of state."""
         self.sink = definition.sink
-        #: as it was last told
+        #: as it was last reported
         self.defined = definition
         self._make = make
         self._changed = changed
         self._orders = threading.Condition()
         self._supervision = Supervision(definition, say, clock)
         self._run: SinkRun | None = None
-        self._told: SinkStatus | None = None
+        self._reported: SinkStatus | None = None
         self._thread = threading.Thread(target=self._loop, name=f"frazil-{self.sink}", daemon=True)
 
     def start(self) -> None:
@@ -154,6 +154,6 @@ class SinkThread:
 
     def _tell(self) -> None:
         status = self.status
-        if status != self._told:
-            self._told = status
+        if status != self._reported:
+            self._reported = status
             self._changed(status)

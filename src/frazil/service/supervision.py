@@ -230,7 +230,7 @@ class Supervision:
         self._enter(State.ENDED)
 
     def stopped(self) -> None:
-        """As it was told to."""
+        """As it was asked to."""
         self._live = False
         if self._leaving or not self._wanted.running:
             self._enter(State.STOPPED)

@@ -77,7 +77,7 @@ def started(start: Callable[[], StreamingQuery]) -> StreamingQuery:
 def _release(query: StreamingQuery) -> None:
     """Let the next query start when this one has its sources, or has ended."""
     deadline = time.monotonic() + _START_SECONDS
-    with suppress(Exception):  # Spark's process has ended: whoever uses the query tells that
+    with suppress(Exception):  # Spark's process has ended: the next use of the query raises that
         while query.isActive and query.status["message"].startswith("Initializing"):
             if time.monotonic() > deadline:
                 break
