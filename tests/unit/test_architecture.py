@@ -463,6 +463,11 @@ def test_no_variable_is_a_pronoun_or_a_coined_word(source: str):
     assert names & (PRONOUNS | COINED) == set()
 
 
+@pytest.mark.parametrize("source", SOURCES)
+def test_the_formatter_decides(source: str):
+    assert not re.search(r"# fmt: (skip|off)", (PROJECT / source).read_text())
+
+
 #: Words that read twice, or that nobody in the field says.
 UNPLAIN = {"amiss", "told", "shall", "whoever", "whence", "thereby"}
 PAGES = [

@@ -76,29 +76,51 @@ def test_the_exit_code_says_whether_a_person_is_needed():
 @pytest.mark.parametrize(
     ("error", "kept"),
     [
-        (Undecodable("cannot decode t[3] offset 17: no JSON: 'canary' (and 2 more of 9)"),
-         "cannot decode t[3] offset 17"),
-        (Undecodable("cannot read t[3] from offset 17 on: ValueError: canary"),
-         "cannot read t[3] from offset 17 on"),
-        (Unroutable("cannot route t[3] offset 17: no rule takes kind = 'canary'"),
-         "cannot route t[3] offset 17"),
-        (SchemaMismatch("cannot write t[0] offset 1: cannot fit db.t: column 'price' does not fit; "
-                        "the table has int32, the record string: Failed to parse canary"),
-         "cannot write t[0] offset 1: column 'price'"),
-        (Unwritable("cannot write to table db.t: ArrowInvalid: canary; the records are unknown"),
-         "cannot write to table db.t"),
-        (Fatal("cannot read t[0]: more than 100 of 900 records kill it; one at offset 5: canary"),
-         "cannot read t[0]"),
-        (Fatal("cannot route by rules.py:way: KeyError: 'canary' (rules.py:4)"),
-         "cannot route by rules.py"),
-        (FrazilError("cannot go on: Spark stopped the stream: [CAST_INVALID_INPUT] The canary"),
-         "cannot go on: Spark stopped the stream: [CAST_INVALID_INPUT]"),
-        (FrazilError("cannot go on: Spark stopped the stream: java.lang.SomeException: canary"),
-         "cannot go on: Spark stopped the stream: java.lang.SomeException"),
+        (
+            Undecodable("cannot decode t[3] offset 17: no JSON: 'canary' (and 2 more of 9)"),
+            "cannot decode t[3] offset 17",
+        ),
+        (
+            Undecodable("cannot read t[3] from offset 17 on: ValueError: canary"),
+            "cannot read t[3] from offset 17 on",
+        ),
+        (
+            Unroutable("cannot route t[3] offset 17: no rule takes kind = 'canary'"),
+            "cannot route t[3] offset 17",
+        ),
+        (
+            SchemaMismatch(
+                "cannot write t[0] offset 1: cannot fit db.t: column 'price' does not fit; "
+                "the table has int32, the record string: Failed to parse canary"
+            ),
+            "cannot write t[0] offset 1: column 'price'",
+        ),
+        (
+            Unwritable("cannot write to table db.t: ArrowInvalid: canary; the records are unknown"),
+            "cannot write to table db.t",
+        ),
+        (
+            Fatal(
+                "cannot read t[0]: more than 100 of 900 records kill it; one at offset 5: canary"
+            ),
+            "cannot read t[0]",
+        ),
+        (
+            Fatal("cannot route by rules.py:way: KeyError: 'canary' (rules.py:4)"),
+            "cannot route by rules.py",
+        ),
+        (
+            FrazilError("cannot go on: Spark stopped the stream: [CAST_INVALID_INPUT] The canary"),
+            "cannot go on: Spark stopped the stream: [CAST_INVALID_INPUT]",
+        ),
+        (
+            FrazilError("cannot go on: Spark stopped the stream: java.lang.SomeException: canary"),
+            "cannot go on: Spark stopped the stream: java.lang.SomeException",
+        ),
         (FrazilError("cannot commit: ValueError: canary"), "cannot commit: ValueError"),
         (FrazilError("canary without our form: canary"), "canary without our form"),
     ],
-)  # fmt: skip
+)
 def test_a_log_has_place_and_class_of_an_error_and_no_value(error: FrazilError, kept: str):
     kind = type(error).__name__
     assert error.log_text == f"{kept} ({kind}; values are not logged)"

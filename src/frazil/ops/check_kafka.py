@@ -38,23 +38,41 @@ _SERVERS = ("kafka", "bootstrap.servers")
 _PROTOCOL = ("kafka", "security.protocol")
 #: What librdkafka reports → the setting at fault, and the remedy.
 _REASONS = (
-    (r"PLAINTEXT broker listener|wrong version number", _PROTOCOL,
-     "the port is one without TLS: set \"security.protocol\" to PLAINTEXT or SASL_PLAINTEXT, or "
-     "give the port of the TLS listener"),
-    (r"incorrect security\.protocol|security\.protocol configuration", _PROTOCOL,
-     "the port speaks another protocol, TLS as a rule: set \"security.protocol\" to SSL or "
-     "SASL_SSL"),
-    (r"certificate verify failed|unable to get local issuer", ("kafka", "ssl.ca.location"),
-     "set \"ssl.ca.location\" to the certificate of the authority that signed the broker's"),
-    (r"[Mm]echanism", ("kafka", "sasl.mechanism"),
-     "set \"sasl.mechanism\" to one that the listener has, or \"security.protocol\" without SASL"),
-    (r"[Aa]uthentication|credentials|SASL", ("kafka", "sasl.password"),
-     "check \"sasl.username\" and \"sasl.password\""),
-    (r"resolve", _SERVERS, "check the host name in \"bootstrap.servers\""),
+    (
+        r"PLAINTEXT broker listener|wrong version number",
+        _PROTOCOL,
+        'the port is one without TLS: set "security.protocol" to PLAINTEXT or SASL_PLAINTEXT, or '
+        "give the port of the TLS listener",
+    ),
+    (
+        r"incorrect security\.protocol|security\.protocol configuration",
+        _PROTOCOL,
+        'the port speaks another protocol, TLS as a rule: set "security.protocol" to SSL or '
+        "SASL_SSL",
+    ),
+    (
+        r"certificate verify failed|unable to get local issuer",
+        ("kafka", "ssl.ca.location"),
+        'set "ssl.ca.location" to the certificate of the authority that signed the broker\'s',
+    ),
+    (
+        r"[Mm]echanism",
+        ("kafka", "sasl.mechanism"),
+        'set "sasl.mechanism" to one that the listener has, or "security.protocol" without SASL',
+    ),
+    (
+        r"[Aa]uthentication|credentials|SASL",
+        ("kafka", "sasl.password"),
+        'check "sasl.username" and "sasl.password"',
+    ),
+    (r"resolve", _SERVERS, 'check the host name in "bootstrap.servers"'),
     (r"refused", _SERVERS, "no broker listens there: check host and port, and that it runs"),
-    (r"timed out|timeout", _SERVERS,
-     "nothing answers there: check host and port, the network and its firewalls"),
-)  # fmt: skip
+    (
+        r"timed out|timeout",
+        _SERVERS,
+        "nothing answers there: check host and port, the network and its firewalls",
+    ),
+)
 
 
 class BrokerCheck:
