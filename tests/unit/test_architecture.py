@@ -472,8 +472,8 @@ def test_the_formatter_decides(source: str):
 UNPLAIN = {"amiss", "told", "shall", "whoever", "whence", "thereby"}
 PAGES = [
     str(path.relative_to(PROJECT))
-    for folder, ending in (("src", "py"), ("examples", "py"), ("docs", "md"), ("deploy", "md"))
-    for path in sorted((PROJECT / folder).rglob(f"*.{ending}"))
+    for folder in ("docs", "deploy")
+    for path in sorted((PROJECT / folder).rglob("*.md"))
 ]
 
 
