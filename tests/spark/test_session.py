@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from frazil.spark.shared_session import STATIC, of_process
+from frazil.config.spark_settings import STATIC, of_process
 
 
 def test_workers_have_no_archive_to_look_over_before_each_task(spark: Any):

@@ -372,7 +372,7 @@ def test_two_changes_at_once_are_a_conflict(tmp_path: Path):
 
 
 def _add(folder: str, number: int) -> None:
-    store = DefinitionFiles(folder)
+    store = DefinitionFiles(folder, create=True)
     while True:
         before = store.read()
         count = int(before.texts.get("count.sql", "-- 0").split()[1])

@@ -177,13 +177,6 @@ def is_config(target: str) -> bool:
         return False
 
 
-def is_folder(path: Path) -> bool:
-    try:
-        return path.is_dir()
-    except (OSError, ValueError):  # a name that is too long, or no text
-        return False
-
-
 def catalog_config(table: str, catalog: list[str]) -> Config:
     """A config with nothing but a catalog, for commands that need no sink."""
     pairs = dict(pair.partition("=")[::2] for pair in catalog)

@@ -25,6 +25,7 @@ try:  # Ctrl-C this early is a normal stop: nothing was begun
     from frazil.cli import health as _health  # noqa: F401  commands register themselves
     from frazil.cli import init as _init  # noqa: F401
     from frazil.cli import preflight as _preflight  # noqa: F401
+    from frazil.cli import sql as _sql  # noqa: F401
     from frazil.cli.app import (
         Branch,
         By,
@@ -52,7 +53,6 @@ try:  # Ctrl-C this early is a normal stop: nothing was begun
         dlq_app,
         index_app,
         is_config,
-        is_folder,
         load_config,
         offsets_app,
         print_report,
@@ -80,6 +80,7 @@ try:  # Ctrl-C this early is a normal stop: nothing was begun
     from frazil.errors import ConfigError, FrazilError, counted, from_traceback
     from frazil.offsets import Partition
     from frazil.render import Report
+    from frazil.sql.definition_files import is_folder
 except KeyboardInterrupt:
     sys.exit(130)
 
@@ -200,25 +201,18 @@ def audit(
 ) -> Report:
     """Prove from metadata alone that every offset is there exactly once (exit 3 if not)."""
     from frazil.auditing import evidence
+    from frazil.cli.proof import proof_of
 
     gc.disable()  # a short process: each collection would walk up to 100,000 snapshots
     if is_config(target):
-        config = load_config(target)
-        limits = evidence.AuditLimits(max_lag, duration(max_age) if max_age else None)
-        proof = evidence.of_config(
-            config,
-            table_opener(config, spark),
+        return proof_of(
+            load_config(target),
             deep=deep,
-            ask=against_kafka,
-            limits=limits,
+            against_kafka=against_kafka,
+            limits=evidence.AuditLimits(max_lag, duration(max_age) if max_age else None),
+            spark=spark,
             say=progress.print,
         )
-        if config.notify:
-            from frazil.monitoring.audit_event import notify_audit
-
-            tables = {f"{r.table} of {r.sink}": r.verdict for r in proof.reports}
-            notify_audit(config, proof.verdict, tables, proof.proven)
-        return proof
     if against_kafka or max_lag is not None or max_age:
         raise ConfigError("cannot compare with Kafka: only a sink's TOML file says where it is")
     return evidence.of_table(

@@ -87,6 +87,13 @@ class BrokerCheck:
         self._names: set[str] = set()
 
     def run(self) -> list[CheckFinding]:
+        if self.connect():
+            self._check_topics()
+            self._check_group()
+        return self.findings
+
+    def connect(self) -> bool:
+        """Whether a broker answers and lets us in."""
         kafka: dict[str, Any] = client_settings(self._config.kafka.resolved())
         try:
             quick: dict[str, Any] = {"socket.connection.setup.timeout.ms": 4000, **kafka}
@@ -94,11 +101,8 @@ class BrokerCheck:
             self._admin = AdminClient(quick)
         except (KafkaException, ValueError, TypeError) as error:
             self._add("broker", "error", f"cannot use [kafka]: {_fact(error)}", setting=("kafka",))
-            return self.findings
-        if self._reached():
-            self._check_topics()
-            self._check_group()
-        return self.findings
+            return False
+        return self._reached()
 
     def _add(
         self, area: str, verdict: str, says: str, hint: str = "", *, setting: Any = ()

@@ -15,7 +15,7 @@ from typing import Any
 
 from frazil.config.model import Config
 from frazil.config.sections import TableConfig
-from frazil.spark.shared_session import of_process
+from frazil.config.spark_settings import of_process
 
 
 class Effect(Enum):

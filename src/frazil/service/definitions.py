@@ -17,7 +17,7 @@ from typing import Protocol
 
 from frazil.config.model import Config, load
 from frazil.errors import ConfigError
-from frazil.sql.definition_files import StoredTexts
+from frazil.sql.definition_files import StoredTexts, is_folder
 from frazil.sql.definitions import (
     RUNNING,
     configs_of,
@@ -277,13 +277,6 @@ class ConfigFiles:
 def _of_toml(path: Path) -> Mapping[str, Config]:
     config = load(path)
     return {config.sink.id: config}
-
-
-def is_folder(path: Path) -> bool:
-    try:
-        return path.is_dir()
-    except (OSError, ValueError):  # a name that is too long, or no text
-        return False
 
 
 def _exists(path: Path) -> bool:

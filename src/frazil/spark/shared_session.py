@@ -16,6 +16,7 @@ from pyspark.sql import SparkSession
 from frazil.config.checks import check_catalog
 from frazil.config.model import Config
 from frazil.config.settings import SECRET
+from frazil.config.spark_settings import of_process
 from frazil.errors import ConfigError, FrazilError
 from frazil.iceberg.java_spark import runs
 from frazil.spark.read import register
@@ -26,48 +27,6 @@ from frazil.spark.session import (
     process_settings,
     started,
 )
-
-#: Settings under `spark.sql.` that Spark takes when it starts, and then no more.
-STATIC = frozenset(
-    f"spark.sql.{name}"
-    for name in (
-        "broadcastExchange.maxThreadThreshold",
-        "cache.serializer",
-        "catalog.spark_catalog.defaultDatabase",
-        "catalogImplementation",
-        "codegen.cache.maxEntries",
-        "codegen.comments",
-        "debug",
-        "defaultUrlStreamHandlerFactory.enabled",
-        "event.truncate.length",
-        "extensions",
-        "extensions.test.loadFromCp",
-        "filesourceTableRelationCacheSize",
-        "globalTempDatabase",
-        "hive.thriftServer.singleSession",
-        "legacy.sessionInitWithConfigDefaults",
-        "metadataCacheTTLSeconds",
-        "queryExecutionListeners",
-        "resultQueryStage.maxThreadThreshold",
-        "shuffleExchange.maxThreadThreshold",
-        "sources.disabledJdbcConnProviderList",
-        "sources.schemaStringLengthThreshold",
-        "streaming.streamingQueryListeners",
-        "streaming.ui.enabled",
-        "streaming.ui.enabledCustomMetricList",
-        "streaming.ui.retainedProgressUpdates",
-        "streaming.ui.retainedQueries",
-        "subquery.maxThreadThreshold",
-        "ui.retainedExecutions",
-        "warehouse.dir",
-    )
-)
-
-
-def of_process(key: str) -> bool:
-    """Does a setting of `[spark]` concern the whole process? Spark shares the connections of
-    `spark.hadoop.…` between sessions, whatever they say of them."""
-    return not key.startswith("spark.sql.") or key in STATIC
 
 
 class SharedSession:

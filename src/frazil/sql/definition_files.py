@@ -39,7 +39,7 @@ class DefinitionStore(Protocol):
 
     @property
     def arguments(self) -> str:
-        """The arguments of a command that name it."""
+        """What `frazil run` takes to run its sinks."""
 
     def read(self) -> StoredTexts: ...
 
@@ -81,11 +81,9 @@ class MemoryStore:
 
 class DefinitionFiles:
     def __init__(self, directory: str | Path, *, create: bool = False) -> None:
+        """`create`: the first write makes the directory."""
         self.base = Path(directory)
-        if create:
-            with _named(self.base):
-                self.base.mkdir(parents=True, exist_ok=True)
-        if not self.base.is_dir():
+        if not is_folder(self.base) and (not create or _exists(self.base)):
             raise ConfigError(
                 f"cannot read definitions: there is no directory {self.base}",
                 hint="`frazil sql --definitions DIR` makes it",
@@ -93,17 +91,21 @@ class DefinitionFiles:
 
     @property
     def arguments(self) -> str:
-        return f"--definitions {self.base}"
+        return str(self.base)
 
     def read(self) -> StoredTexts:
         texts: dict[str, str] = {}
         with _named(self.base):
+            if not self.base.is_dir():
+                return StoredTexts({}, version_of({}))
             for path in sorted(self.base.rglob("*.sql")):
                 if path.is_file() and not path.name.startswith("."):
                     texts[path.relative_to(self.base).as_posix()] = _text(path)
         return StoredTexts(texts, version_of(texts))
 
     def write(self, before: StoredTexts, texts: Mapping[str, str | None]) -> None:
+        with _named(self.base):
+            self.base.mkdir(parents=True, exist_ok=True)
         with _named(self.base), self._lock(".lock", fcntl.LOCK_EX):
             if self.read().version != before.version:
                 raise Conflict(f"cannot change definitions in {self.base}: somebody just did")
@@ -122,6 +124,8 @@ class DefinitionFiles:
 
     def watched(self) -> bool | None:
         """A process that watches holds a shared lock."""
+        if not (self.base / ".watched").exists():
+            return False
         try:
             with self._lock(".watched", fcntl.LOCK_EX | fcntl.LOCK_NB):
                 return False
@@ -149,13 +153,30 @@ class DefinitionFiles:
 
 def _text(path: Path) -> str:
     with path.open("rb") as file:
-        content = file.read(_LARGEST + 1)
+        return decoded(str(path), file.read(_LARGEST + 1))
+
+
+def decoded(name: str, content: bytes) -> str:
     if len(content) > _LARGEST:
-        raise ConfigError(f"cannot read {path}: it is larger than {_LARGEST:,} bytes")
+        raise ConfigError(f"cannot read {name}: it is larger than {_LARGEST:,} bytes")
     try:
         return content.decode()
     except UnicodeDecodeError:
-        raise ConfigError(f"cannot read {path}: it is not UTF-8") from None
+        raise ConfigError(f"cannot read {name}: it is not UTF-8") from None
+
+
+def is_folder(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except (OSError, ValueError):  # a name that is too long, or no text
+        return False
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except (OSError, ValueError):
+        return True  # and no directory can be made of it
 
 
 def read_file(path: str | Path) -> str:
@@ -173,3 +194,5 @@ def _named(path: str | Path) -> Iterator[None]:
     except OSError as error:
         name = error.filename or path
         raise ConfigError(f"cannot read or write {name}: {error.strerror}") from None
+    except ValueError as error:  # a name that is no text
+        raise ConfigError(f"cannot read or write {str(path)!r}: {error}") from None

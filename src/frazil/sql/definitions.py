@@ -201,8 +201,15 @@ def config_of_file(
     path: str | Path, sink: str = "", environ: Mapping[str, str] = os.environ
 ) -> tuple[Config, Origins]:
     """The config of a sink in a file of statements, of its only one if none is named, and the
-    origin of each setting."""
+    origin of each setting. A file `sinks/NAME.sql` may be one of a directory of definitions."""
     path = Path(path)
+    if path.parent.name == "sinks" and not sink:
+        stored = loaded(DefinitionFiles(path.parent.parent).read())
+        homes = [
+            name for (kind, name), home in stored.homes.items() if home == f"sinks/{path.name}"
+        ]
+        if len(homes) == 1:
+            return config_of(stored.objects, homes[0], path.parent.parent, environ)
     objects = file_definitions(read_file(path), path).objects
     names = [name for kind, name in objects if kind == "sink"]
     shown = ", ".join(names)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, cast
 
 from frazil.config.messages import nearest
@@ -82,27 +82,25 @@ class Document:
             where, path = where[path[0]][number], path[1:]
         for part in path:
             where = where.setdefault(part, {})
-        where[key] = self._text(key, option)
+        where[key] = _text(self.objects, key, option)
         if option.place:
             lead = [section.split(".")[0], str(number)] if number is not None else []
             self.places[".".join([*lead, *path, key])] = option.place
 
-    def _text(self, key: str, option: Option) -> Any:
-        value = option.value
-        if not isinstance(value, SecretName):
-            return value
-        secret = named(self.objects, Secret, value.name, option.place)
-        if secret.reference.startswith("file:") and not SECRET.search(key):
-            raise refusal(
-                option.place,
-                f"{key} is no secret to Frazil, and a file is read only for one; expected text, or "
-                "a secret AS 'env:NAME'",
-            )
-        return secret.reference
 
-    def resolved(self, key: str, option: Option) -> str:
-        value = self._text(key, option)
-        return str(value).lower() if isinstance(value, bool) else str(value)
+def _text(objects: Objects, key: str, option: Option) -> Any:
+    """The value of an option; of a secret its reference."""
+    value = option.value
+    if not isinstance(value, SecretName):
+        return value
+    secret = named(objects, Secret, value.name, option.place)
+    if secret.reference.startswith("file:") and not SECRET.search(key):
+        raise refusal(
+            option.place,
+            f"{key} is no secret to Frazil, and a file is read only for one; expected text, or "
+            "a secret AS 'env:NAME'",
+        )
+    return secret.reference
 
 
 def document(objects: Objects, sink: SinkStatement) -> tuple[dict[str, Any], Places]:
@@ -177,7 +175,15 @@ def _passed(
     for key, option in given.options.items():
         if option.place:
             made.places[f"{section}.{key}"] = option.place
-    return connections.properties(given, made.resolved)
+    return connections.properties(given, _resolver(made.objects))
+
+
+def _resolver(objects: Objects) -> Callable[[str, Option], str]:
+    def resolved(key: str, option: Option) -> str:
+        value = _text(objects, key, option)
+        return str(value).lower() if isinstance(value, bool) else str(value)
+
+    return resolved
 
 
 def _catalog(made: Document) -> dict[str, str]:
@@ -186,15 +192,40 @@ def _catalog(made: Document) -> dict[str, str]:
     properties = _passed(made, sink.catalog, "catalog", "catalog", place)
     given = connection(made.objects, sink.catalog, "catalog", place)
     used = given.options.get("aws-connection")
-    names = {used.value.text.lower() if used else "", sink.aws} - {""}
-    if len(names) > 1:
-        first, second = sorted(names)
+    if sink.aws and used and used.value.text.lower() != sink.aws:
+        first, second = sorted((used.value.text.lower(), sink.aws))
         raise refusal(sink.place, f"two AWS connections are named: {first} and {second}")
-    for name in names:
-        at = used.place if used else sink.named_at.get("aws", sink.place)
-        aws = connection(made.objects, name, "aws", at)
-        properties = connections.aws_properties(aws, properties, made.resolved)
+    if used or not sink.aws:
+        properties = _with_used_aws(made.objects, given, properties)
+    else:
+        at = sink.named_at.get("aws", sink.place)
+        properties = _with_aws(made.objects, sink.aws, at, properties)
     return {"name": given.name, **properties}
+
+
+def _with_used_aws(
+    objects: Objects, catalog: Connection, properties: dict[str, str]
+) -> dict[str, str]:
+    used = catalog.options.get("aws-connection")
+    if not used:
+        return properties
+    return _with_aws(objects, used.value.text.lower(), used.place, properties)
+
+
+def _with_aws(
+    objects: Objects, name: str, place: Place | None, properties: dict[str, str]
+) -> dict[str, str]:
+    aws = connection(objects, name, "aws", place)
+    return connections.aws_properties(aws, properties, _resolver(objects))
+
+
+def connection_properties(objects: Objects, given: Connection) -> dict[str, str]:
+    """The properties of a connection alone, with references to secrets: those of its section, or
+    of an object store."""
+    if given.type == "aws":
+        return connections.aws_properties(given, {}, _resolver(objects))
+    properties = connections.properties(given, _resolver(objects))
+    return _with_used_aws(objects, given, properties) if given.type == "catalog" else properties
 
 
 def _tables(made: Document) -> None:

@@ -31,8 +31,8 @@ class RawStatement:
     start: int
     #: behind its last token, before the `;`
     end: int
-    #: whether a `;` ends it
-    closed: bool
+    #: behind its `;`; 0: it has none
+    behind: int
     #: number of the first token of a view's query; 0: no query
     query: int = 0
 
@@ -74,14 +74,14 @@ def statements(source: SourceText) -> Iterator[RawStatement]:
             continue
         if token.kind == "SEMICOLON":
             if tokens:
-                yield RawStatement(tokens, tokens[0].start, tokens[-1].end, True, query)
+                yield RawStatement(tokens, tokens[0].start, tokens[-1].end, at, query)
             tokens, query = [], 0
             continue
         tokens.append(token)
         if not query and token.value.upper() == "AS" and _begins_view(tokens):
             query = len(tokens)
     if tokens:
-        yield RawStatement(tokens, tokens[0].start, tokens[-1].end, False, query)
+        yield RawStatement(tokens, tokens[0].start, tokens[-1].end, 0, query)
 
 
 def _begins_view(tokens: list[RawToken]) -> bool:
@@ -133,6 +133,6 @@ def _comment_end(source: SourceText, at: int) -> int:
 def is_open(text: str) -> bool:
     """Whether a text is not complete yet: its last statement lacks `;`, or a quote its end."""
     try:
-        return not all(statement.closed for statement in statements(SourceText("", text)))
+        return not all(statement.behind for statement in statements(SourceText("", text)))
     except SqlError as error:
         return error.path == ("open",)

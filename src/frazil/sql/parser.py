@@ -80,6 +80,18 @@ def parse(source: SourceText) -> Iterator[tuple[RawStatement, Tree[Token]]]:
         yield statement, _tree(source, statement)
 
 
+def expected_terminals(source: SourceText, statement: RawStatement) -> set[str]:
+    """The terminals that may stand behind a statement's tokens. Raises `SqlError` where no
+    statement begins like this."""
+    state: Any = _parser().parse_interactive("")
+    try:
+        for token in _with_query(source, statement):
+            state.feed_token(Token(_terminal(token, state.choices()), token.value))
+    except UnexpectedToken as error:
+        raise source.error(statement.end, str(error.token)) from None
+    return set(state.accepts())
+
+
 def _tree(source: SourceText, statement: RawStatement) -> Tree[Token]:
     state: Any = _parser().parse_interactive("")
     tokens = _with_query(source, statement)

@@ -1,0 +1,112 @@
+"""`frazil sql`: statements from files, from the command line, from standard input or a prompt."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from frazil.cli.app import Json, app
+from frazil.errors import ConfigError, counted
+from frazil.render import json_values, output, show
+
+#: A file's name for standard input.
+_STANDARD_INPUT = "-"
+
+
+@app.command()
+def sql(
+    files: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[FILE...|-]",
+            help="Files of statements; - is standard input. Without files, and without -c, a "
+            "prompt, or standard input if that is no terminal.",
+        ),
+    ] = None,
+    commands: Annotated[
+        list[str],
+        typer.Option("--command", "-c", help="Statements; may be repeated."),
+    ] = [],  # noqa: B006
+    definitions: Annotated[
+        str,
+        typer.Option(
+            metavar="DIR",
+            help="Where definitions are kept: a directory. By default they are gone with the "
+            "command.",
+        ),
+    ] = "",
+    as_json: Json = False,
+) -> None:
+    """Define, look at, start and stop sinks by SQL statements (docs/reference/sql.md).
+
+    Examples: frazil sql orders.sql --definitions sinks ·
+    frazil sql -c 'SHOW SINKS' --definitions sinks
+    """
+    from frazil.cli.sql_session import SqlSession
+    from frazil.sql.definition_files import DefinitionFiles, MemoryStore
+
+    files = files or []
+    paths = [Path(file) for file in files if file != _STANDARD_INPUT]
+    base = paths[0].parent if paths else Path()
+    store = DefinitionFiles(definitions, create=True) if definitions else MemoryStore(base)
+    session = SqlSession(store, show_json=as_json)
+    if not files and not commands:
+        if sys.stdin.isatty() and not as_json:
+            from frazil.cli.sql_prompt import prompt
+
+            prompt(session)
+            return
+        files = [_STANDARD_INPUT]
+    texts = [_read(file) for file in files]
+    texts += [_argument(f"-c {number}", text) for number, text in enumerate(commands, 1)]
+    if code := _execute(session, texts, as_json):
+        raise typer.Exit(code)
+
+
+def _read(file: str) -> tuple[str, str]:
+    """The name and the text of a file."""
+    from frazil.sql.definition_files import decoded, read_file
+
+    if file != _STANDARD_INPUT:
+        return file, read_file(file)
+    return "standard input", decoded("standard input", sys.stdin.buffer.read())
+
+
+def _argument(name: str, text: str) -> tuple[str, str]:
+    from frazil.sql.definition_files import decoded
+
+    return name, decoded(name, text.encode(errors="surrogateescape"))
+
+
+def _execute(session: Any, texts: Sequence[tuple[str, str]], as_json: bool) -> int:
+    """All statements, if all can be read, up to the first that fails; the exit code is its."""
+    from frazil.sql.builder import read_statements
+
+    statements = [
+        statement for name, text in texts for statement in read_statements(text, Path(name).name)
+    ]
+    if not statements:
+        names = ", ".join(name for name, _ in texts)
+        raise ConfigError(f"cannot execute {names}: there is no statement")
+    reports: list[Any] = []
+    left = len(statements)
+    try:
+        for statement in statements:
+            left -= 1
+            report = session.execute(statement)
+            reports.append(report)
+            if not as_json:
+                show(report, output())
+            if report.exit_code:
+                break
+    finally:
+        if as_json:
+            print(json.dumps({"statements": [json_values(report) for report in reports]}))
+        if left:
+            print(f"{counted(left, 'statement')} not executed", file=sys.stderr)
+    return int(reports[-1].exit_code)
