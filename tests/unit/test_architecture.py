@@ -78,8 +78,10 @@ LATE = {
     "iceberg.metadata_location": 4,  # the same, and psycopg is there or not
     "cli.app": 4,  # a command loads what it needs: `frazil --help` answers at once
     "cli.preflight": 3,  # the same
-    "cli.commands": 23,  # a command loads what it needs: `frazil --help` answers at once
+    "cli.commands": 22,  # a command loads what it needs: `frazil --help` answers at once
     "cli.init": 2,  # the same
+    "cli.sql": 3,  # the same, and the prompt only where somebody types
+    "cli.sql_session": 2,  # VALIDATE and AUDIT load clients of servers, the others do not
     "monitoring.metrics_observer": 1,  # OpenTelemetry is an extra
     "cli.health": 1,  # the same
     "spark.open_table": 2,  # Spark only where it is needed

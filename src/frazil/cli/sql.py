@@ -13,6 +13,7 @@ import typer
 from frazil.cli.app import Json, app
 from frazil.errors import ConfigError, counted
 from frazil.render import json_values, output, show
+from frazil.sql.definition_files import DefinitionFiles, MemoryStore, decoded, read_file
 
 #: A file's name for standard input.
 _STANDARD_INPUT = "-"
@@ -48,7 +49,6 @@ def sql(
     frazil sql -c 'SHOW SINKS' --definitions sinks
     """
     from frazil.cli.sql_session import SqlSession
-    from frazil.sql.definition_files import DefinitionFiles, MemoryStore
 
     files = files or []
     paths = [Path(file) for file in files if file != _STANDARD_INPUT]
@@ -70,16 +70,12 @@ def sql(
 
 def _read(file: str) -> tuple[str, str]:
     """The name and the text of a file."""
-    from frazil.sql.definition_files import decoded, read_file
-
     if file != _STANDARD_INPUT:
         return file, read_file(file)
     return "standard input", decoded("standard input", sys.stdin.buffer.read())
 
 
 def _argument(name: str, text: str) -> tuple[str, str]:
-    from frazil.sql.definition_files import decoded
-
     return name, decoded(name, text.encode(errors="surrogateescape"))
 
 

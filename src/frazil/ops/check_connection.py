@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from pyarrow.fs import FileSelector, S3FileSystem
+
 from frazil.config.model import Config, from_document
 from frazil.config.settings import Settings
 from frazil.errors import ConfigError
@@ -83,8 +85,6 @@ def _catalog(config: Config, opened: Open) -> Findings:
 
 def _object_store(properties: Mapping[str, str]) -> Findings:
     """Buckets are listed: who may not list them is known to the store all the same."""
-    from pyarrow.fs import FileSelector, S3FileSystem
-
     given = Settings(properties).resolved()
     names = {
         "access_key": "s3.access-key-id",
