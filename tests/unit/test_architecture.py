@@ -79,6 +79,7 @@ LATE = {
     "cli.app": 4,  # a command loads what it needs: `frazil --help` answers at once
     "cli.preflight": 3,  # the same
     "cli.commands": 22,  # a command loads what it needs: `frazil --help` answers at once
+    "cli.export": 5,  # the same
     "cli.init": 2,  # the same
     "cli.sql": 3,  # the same, and the prompt only where somebody types
     "cli.sql_session": 2,  # VALIDATE and AUDIT load clients of servers, the others do not

@@ -22,7 +22,8 @@ try:  # Ctrl-C this early is a normal stop: nothing was begun
     import typer
 
     from frazil import logs
-    from frazil.cli import health as _health  # noqa: F401  commands register themselves
+    from frazil.cli import export as _export  # noqa: F401  commands register themselves
+    from frazil.cli import health as _health  # noqa: F401
     from frazil.cli import init as _init  # noqa: F401
     from frazil.cli import preflight as _preflight  # noqa: F401
     from frazil.cli import sql as _sql  # noqa: F401

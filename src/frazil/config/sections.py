@@ -135,6 +135,10 @@ class TransformConfig(CheckedSection):
     #: output mode of the query; tables accept only append
     output_mode: str = "append"
 
+    def __post_init__(self) -> None:
+        CheckedSection.__post_init__(self)
+        object.__setattr__(self, "sql", self.sql.strip())
+
     def __bool__(self) -> bool:
         return bool(self.sql or self.python)
 

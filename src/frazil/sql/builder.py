@@ -191,9 +191,9 @@ def _sink(source: SourceText, tree: Tree[Token], place: Place) -> Definition:
     name, read, catalog, *clauses = parts
     fields: dict[str, Any] = {"options": {}, "tables": [], "routes": []}
     given: set[str] = set()
-    for clause in sorted(clauses, key=lambda clause: clause.data.startswith("route")):
+    for clause in sorted(clauses, key=lambda clause: clause.data == "route"):
         kind = clause.data
-        if kind in given and kind not in ("route", "route_by"):
+        if kind in given and kind != "route":
             shown = _CLAUSES.get(kind, kind).upper()
             at = first(clause) or place.at
             raise source.error(at, f"the clause {shown} stands here twice")
@@ -311,12 +311,12 @@ def _route(source: SourceText, clause: Tree[Token], fields: dict[str, Any]) -> N
             otherwise = True
         elif part.data == "to_tables":
             tables = _tables(source, trees(part)[0])
+        elif part.data == "by_function":
+            word = part.children[0]
+            settings["route", "python"] = Option(str(word), Place(source, first(word)))
+            action = "python"
         else:
             action = part.data
-    if clause.data == "route_by":
-        word = clause.children[-1]
-        settings["route", "python"] = Option(str(word), Place(source, first(word)))
-        action = "python"
     if action == "reject" and not (otherwise and fields["routes"]):
         raise source.error(
             place.at,
@@ -389,7 +389,6 @@ _CLAUSE_BUILDERS = {
     "partition_by": _list_clause,
     "mode": _mode,
     "route": _route,
-    "route_by": _route,
     "dead_letters": _dead_letters,
     "with_options": _with,
 }

@@ -118,9 +118,11 @@ def _checked(kind: str, name: str, option: RawOption) -> Any:
     value = option.value
     if value is None:
         raise option.error(f"{option.shown} has no value")
+    if (kind, name) == ("catalog", "aws-connection"):
+        if not isinstance(value, Word):
+            raise option.error("expected the name of an AWS connection, without single quotes")
+        return value
     if isinstance(value, Word):
-        if (kind, name) == ("catalog", "aws-connection"):
-            return value
         shown = "" if SECRET.search(name) else f", found {value.text[:40]}"
         raise option.value_place.source.error(
             option.value_place.at, f"expected a value in single quotes{shown}"

@@ -50,7 +50,7 @@ SIGNS = {
 }
 _OURS = re.compile(
     r"(?P<blank>\s+|--[^\n]*)|(?P<comment>/\*)|(?P<string>'[^']*(?:''[^']*)*')"
-    r"|(?P<quoted>\"[^\"]*(?:\"\"[^\"]*)*\")|(?P<number>[+-]?\d[\w.]*)|(?P<name>[^\W\d]\w*)"
+    r"|(?P<quoted>\"[^\"]*(?:\"\"[^\"]*)*\")|(?P<number>[+-]?\d[\w.]*(?:(?<=\d[eE])[+-]\d+)?)|(?P<name>[^\W\d]\w*)"
     r"|(?P<sign>=>|[()\[\],=.;])"
 )
 _SPARK = re.compile(

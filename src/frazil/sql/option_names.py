@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import typing
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 
@@ -140,8 +141,9 @@ def option_name(setting: Setting, scopes: tuple[str, ...]) -> str:
     known = sections().get(section)
     if known and key in known.keys:
         for words in (shown(key), f"{shown(section)} {shown(key)}"):
-            if setting_of(tuple(words.split()), "", scopes) == setting:
-                return words
+            with suppress(UnknownOption):
+                if setting_of(tuple(words.split()), "", scopes) == setting:
+                    return words
     quoted = "'" + key.replace("'", "''") + "'"
     if section == "spark" and key.startswith("spark."):
         return quoted

@@ -199,12 +199,12 @@ def _route(route: RouteClause) -> str:
     if options:
         rest = {("route", key): option for key, option in options.items()}
         text += f" ({', '.join(_named(rest, ('route',)))})"
-    if python:
-        return f"{text} BY {literal(str(python.value))}"
     if route.otherwise:
         text += " ELSE"
     elif conditions:
         text += f" WHEN {' AND '.join(conditions)}"
+    if python:
+        return f"{text} BY {literal(str(python.value))}"
     if route.action != "tables":
         return f"{text} {route.action.upper()}"
     return f"{text} TO {', '.join(f'TABLE {literal(name)}' for name in route.tables)}"
