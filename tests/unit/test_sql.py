@@ -107,9 +107,31 @@ def test_a_view_of_everything_needs_no_spark():
 
 
 def test_rows_of_a_query_are_not_upserted():
-    view = f"CREATE VIEW v AS SELECT a, count(*) {SOURCE} GROUP BY a"
-    error = refused(view, f"CREATE SINK s FROM v {TARGET} KEY (a) MODE UPSERT")
+    view = f"CREATE VIEW v AS SELECT a, b + 1 AS b {SOURCE}"
+    error = refused(view, f"CREATE SINK s FROM v {TARGET} KEY (a)\nMODE UPSERT")
+    assert "test.sql:8:6: view v is a query" in error.message
     assert "cannot be written in mode upsert: they carry no Kafka key" in error.message
+
+
+@pytest.mark.parametrize("mode", ["", "MODE APPEND", "KEY (a) MODE UPSERT"])
+def test_groups_without_an_end_are_refused_where_they_stand(mode: str):
+    view = f"CREATE VIEW v AS\nSELECT a, count(*) {SOURCE} e\n  JOIN t USING (a)\n  GROUP BY a"
+    for statements in ((view,), (view, f"CREATE SINK s FROM v {TARGET} {mode}")):
+        error = refused(*statements)
+        assert "test.sql:9:3: the groups of view v never end" in error.message
+        line, pointer = error.excerpt.split("\n")
+        assert line[pointer.index("^") :].startswith("GROUP BY a")
+        assert "WATERMARK placed_at DELAY OF INTERVAL" in error.hint
+
+
+def test_windows_and_groups_of_tables_are_left_to_spark():
+    windows = f"""CREATE VIEW v AS SELECT window.start, count(*) n {SOURCE}
+        WATERMARK at DELAY OF INTERVAL 5 MINUTES GROUP BY window(at, '1 hour')"""
+    made = config(windows, f"CREATE SINK s FROM v {TARGET}")
+    assert made.transform.sql.endswith("GROUP BY window(at, '1 hour')")
+    table = f"""CREATE VIEW v AS SELECT e.a, n {SOURCE} e
+        JOIN (SELECT a, count(*) n FROM cat.db.t GROUP BY a) USING (a)"""
+    assert config(table, f"CREATE SINK s FROM v {TARGET}").transform
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from frazil.config.messages import nearest
 from frazil.config.settings import SECRET
 from frazil.errors import SqlError
 from frazil.sql import connections
+from frazil.sql.lexer import RawToken, query_tokens
 from frazil.sql.option_names import sections
 from frazil.sql.statements import (
     Connection,
@@ -133,6 +134,7 @@ def _source(made: Document) -> SourceClause:
     view = named(made.objects, View, source, made.sink.named_at.get("view_name"))
     query = query_of(view)
     if query:
+        refuse_endless_groups(view)
         _refuse_keyed(made.sink, view)
         made.content["transform"] = {"sql": query}
         if view.place:
@@ -150,6 +152,36 @@ def query_of(view: View) -> str:
     return f"{view.head}stream{view.tail}"
 
 
+_WINDOWS = (
+    "FROM KAFKA CONNECTION … FORMAT … WATERMARK placed_at DELAY OF INTERVAL 10 MINUTES GROUP BY "
+    "window(placed_at, '1 hour'), … gives each window one row, when it is over, in MODE APPEND"
+)
+
+
+def refuse_endless_groups(view: View) -> None:
+    """Groups without a watermark never end: each of their rows would have to be replaced again and
+    again. (Groups of a subquery may be those of a table, and Spark decides.)"""
+    text = view.tail
+    words: list[RawToken] = []
+    depth = 0
+    for token in query_tokens(text):
+        depth += {"LPAR": 1, "RPAR": -1}.get(token.kind, 0)
+        if not depth and token.kind == "NAME":
+            words.append(token)
+    names = [token.value.upper() for token in words]
+    groups = [n for n in range(len(names) - 1) if names[n : n + 2] == ["GROUP", "BY"]]
+    if not groups or "WATERMARK" in names or view.place is None:
+        return
+    begin = view.place.source.text.find(text, view.place.at)
+    place = Place(view.place.source, begin + words[groups[0]].start)
+    raise refusal(
+        place,
+        f"the groups of view {view.name} never end, so their rows would be replaced again and "
+        "again, and rows of a query are only appended; expected a WATERMARK and windows",
+        hint=f"{_WINDOWS}; or group the rows of the sink's table where you read them",
+    )
+
+
 def _refuse_keyed(sink: SinkStatement, view: View) -> None:
     """Rows of a query have neither Kafka's keys nor its order."""
     modes = [sink.options.get(("table", "mode"))]
@@ -161,7 +193,7 @@ def _refuse_keyed(sink: SinkStatement, view: View) -> None:
                 f"view {view.name} is a query for Spark, and its rows cannot be written in mode "
                 f"{mode.value}: they carry no Kafka key and no order of changes, by which rows are "
                 "replaced; expected MODE APPEND, or a sink without the query",
-                hint="with a watermark, GROUP BY window(…) gives each window once, in MODE APPEND",
+                hint=_WINDOWS,
             )
 
 

@@ -84,6 +84,15 @@ def statements(source: SourceText) -> Iterator[RawStatement]:
         yield RawStatement(tokens, tokens[0].start, tokens[-1].end, 0, query)
 
 
+def query_tokens(text: str) -> Iterator[RawToken]:
+    """The tokens of a part of a view's query."""
+    source, at = SourceText("", text), 0
+    while at < len(text):
+        token, at = _next(source, at, spark=True)
+        if token is not None:
+            yield token
+
+
 def _begins_view(tokens: list[RawToken]) -> bool:
     """`CREATE [OR REPLACE] VIEW [IF NOT EXISTS] name AS`: a query is next."""
     words = [t.value.upper() if t.kind == "NAME" else "" for t in tokens[:3]]

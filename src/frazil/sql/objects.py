@@ -18,7 +18,15 @@ from frazil.config.model import Config, from_document
 from frazil.config.origins import Origins
 from frazil.errors import ConfigError, SqlError
 from frazil.sql import connections
-from frazil.sql.documents import Objects, Places, connection, document, named, refusal
+from frazil.sql.documents import (
+    Objects,
+    Places,
+    connection,
+    document,
+    named,
+    refusal,
+    refuse_endless_groups,
+)
 from frazil.sql.options import RawOption
 from frazil.sql.statements import (
     Alter,
@@ -199,6 +207,7 @@ def _check(objects: Objects, definition: Definition, base: Path) -> None:
             elif isinstance(option.value, Word):
                 connection(objects, option.value.text.lower(), "aws", option.place)
     elif isinstance(definition, View):
+        refuse_endless_groups(definition)
         connection(objects, definition.source.connection, "kafka", definition.source.place)
         if definition.source.registry:
             connection(objects, definition.source.registry, "registry", definition.source.place)
