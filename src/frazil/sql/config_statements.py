@@ -69,9 +69,9 @@ def _verified(config: Config, views: bool) -> str:
     return text
 
 
-def _unsayable(what: str) -> ConfigError:
+def _unsayable(reason: str) -> ConfigError:
     return ConfigError(
-        f"cannot write the config as SQL: {what}; expected settings that SQL can say",
+        f"cannot write the config as SQL: {reason}; expected settings that SQL can say",
         hint="keep this sink in TOML: `frazil run` takes files of both kinds",
     )
 
