@@ -30,10 +30,10 @@ check: $(READY)  ## lint and types
 	@$(BIN)/ruff format --check -q . 1>&2
 	@$(BIN)/mypy 1>&2
 
-bench: $(READY)  ## measure one thing beside its peer, the last line is JSON: WHAT=append|df|tables|upsert|audit|service|operator
+bench: $(READY)  ## measure one thing beside its peer, the last line is JSON: WHAT=append|df|tables|upsert|audit|service|operator|json_decode
 	@$(BIN)/python bench/$(or $(FILE_$(WHAT)),$(WHAT)).py $(ARGS)
 
-proof: $(READY)  ## one long proof: WHAT=poison|roundtrip|planted|upserts|simulate|faults|chaos|soak (N=…, ARGS='--help')
+proof: $(READY)  ## one long proof: WHAT=poison|roundtrip|planted|json_ways|upserts|simulate|faults|chaos|soak (N=…, ARGS='--help')
 	@$(BIN)/python bench/$(WHAT).py $(if $(N),$(COUNT_$(WHAT)) $(N)) $(if $(SEED),--seed $(SEED) $(TRACE_$(WHAT))) $(ARGS)
 
 WHAT ?= append
@@ -44,6 +44,7 @@ FILE_operator := operations
 COUNT_poison := --hostile
 COUNT_roundtrip := --count
 COUNT_planted := --count
+COUNT_json_ways := --records
 COUNT_simulate := --count
 COUNT_chaos := --kills
 TRACE_simulate := --trace
@@ -53,7 +54,7 @@ N ?= $(KILLS)
 bench-%:
 	@$(MAKE) --no-print-directory bench WHAT=$*
 
-PROOFS := poison roundtrip planted upserts simulate faults chaos soak
+PROOFS := poison roundtrip planted json_ways upserts simulate faults chaos soak
 .PHONY: $(PROOFS)
 $(PROOFS):
 	@$(MAKE) --no-print-directory proof WHAT=$@

@@ -88,6 +88,46 @@ def double_bits(_: Any, number: Any) -> Any:
     return types.int64(types.float64), generate
 
 
+@intrinsic  # type: ignore[untyped-decorator]
+def single_bits(_: Any, bits: Any) -> Any:
+    """The bits of the single-precision number nearest to a double, given by its bits."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        number = builder.bitcast(arguments[0], ir.DoubleType())
+        single = builder.bitcast(builder.fptrunc(number, ir.FloatType()), ir.IntType(32))
+        return builder.zext(single, ir.IntType(64))
+
+    return types.int64(types.int64), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def product_high(_: Any, one: Any, other: Any) -> Any:
+    """The higher 64 bits of the product of two unsigned numbers."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        wide = ir.IntType(128)
+        product = builder.mul(*(builder.zext(number, wide) for number in arguments))
+        return builder.trunc(builder.lshr(product, ir.Constant(wide, 64)), ir.IntType(64))
+
+    return types.int64(types.int64, types.int64), generate
+
+
+def _counter(name: str) -> Callable[[int], int]:
+    """Counts zero bits before the first or behind the last one bit; 64 if there is none."""
+
+    @intrinsic  # type: ignore[untyped-decorator]
+    def count(_: Any, number: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            return getattr(builder, name)(arguments[0], ir.Constant(ir.IntType(1), 0))
+
+        return types.int64(types.int64), generate
+
+    return count  # type: ignore[no-any-return]
+
+
+leading_zeros, trailing_zeros = _counter("ctlz"), _counter("cttz")
+
+
 _watched = np.zeros((4096, 2), np.int64)
 _faults = np.zeros(2, np.int64)
 _WATCHED, _FAULTS = _watched.ctypes.data, _faults.ctypes.data

@@ -7,9 +7,7 @@ are, bytes as UTF-8. Lists, maps, structs and invalid UTF-8 are null.
 
 from __future__ import annotations
 
-import io
 import json
-import os
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -17,16 +15,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.json as pj
 
+from frazil.arrow.byte_slices import ByteSlices
+from frazil.formats.json_program import RAW, JsonProgram, in_order
+from frazil.formats.json_values import IGNORED
 from frazil.kafka.record_batch import Longs
-
-# Random names: a value cannot close the wrapper around it and forge the tag.
-_BODY = f"v{os.urandom(8).hex()}"
-_TAG = f"t{os.urandom(8).hex()}"
-_LINE = f'{{"{_BODY}":%b,"{_TAG}":%d}}\n'.encode()
-#: Values parsed at once; if that fails, these values are parsed one by one.
-_AT_ONCE = 2048
 
 
 def is_text(kind: pa.DataType) -> bool:
@@ -102,53 +95,51 @@ def peek(values: Sequence[bytes | None], paths: Sequence[str]) -> pa.Table:
         return pa.Table.from_batches([batch])
     schema = pa.schema([(path, pa.large_string()) for path in paths])
     steps = [path.split(".") for path in paths]
-    tables = [schema.empty_table()]
-    for start in range(0, len(values), _AT_ONCE):
-        part = values[start : start + _AT_ONCE]
-        arrays = _at_once(part, steps)
-        if arrays is None:
-            columns = zip(*[_picked(value, steps) for value in part], strict=True)
-            arrays = [pa.array(map(_whole, column), pa.large_string()) for column in columns]
-        tables.append(pa.table(arrays, schema=schema))
-    return pa.concat_tables(tables)
+    fields = _fields(steps)
+    if fields is None:
+        columns = list(zip(*[_picked(value, steps) for value in values], strict=True))
+        return pa.table([_texts(column) for column in columns or [()] * len(steps)], schema=schema)
+    top = pa.field("", pa.struct(fields), nullable=False, metadata={IGNORED: b"*"})
+    slices = ByteSlices.of(values)
+    rows, doubtful = JsonProgram(top).decode(slices)
+    texts = pa.StructArray.from_arrays([_inside(rows, path) for path in steps], fields=list(schema))
+    if len(doubtful):
+        picked = [_picked(slices[i], steps) for i in doubtful.tolist()]
+        others = [_texts(column) for column in zip(*picked, strict=True)]
+        mask = np.zeros(len(slices), bool)
+        mask[doubtful] = True
+        texts = in_order(texts, pa.StructArray.from_arrays(others, fields=list(schema)), mask)
+    return pa.Table.from_batches([pa.RecordBatch.from_struct_array(texts)])
 
 
-def _at_once(values: Sequence[bytes | None], paths: Sequence[Sequence[str]]) -> list[Any] | None:
-    """The result of `_picked` and `_whole` for all values, if each field has one primitive type;
-    otherwise None."""
-    kinds = {str: pa.large_string(), int: pa.int64(), bool: pa.bool_()}  # parsed as `json` does
-    first = [_picked(value, paths) for value in values[:8]]
-    tree: dict[str, Any] = {}
-    for path, seen in zip(paths, zip(*first, strict=True), strict=True):
-        types = {type(value) for value in seen if value is not None} or {str}
-        below: Any = tree
-        for name in path[:-1]:
-            below = below.setdefault(name, {})
-        if len(types) > 1 or not types <= kinds.keys() or type(below) is not dict:
+def _fields(paths: Sequence[Sequence[str]]) -> list[pa.Field] | None:
+    """The fields of objects with these paths, all else passed over; None: one path goes through
+    another."""
+    inside: dict[str, list[Sequence[str]]] = {}
+    for name, *path in paths:
+        inside.setdefault(name, []).append(path)
+    fields = []
+    for name, below in inside.items():
+        if not any(below):
+            fields.append(pa.field(name, pa.large_string(), metadata={RAW: b"1"}))
+            continue
+        nested = _fields(below) if all(below) else None
+        if nested is None:
             return None
-        if type(below.setdefault(path[-1], kinds[types.pop()])) is dict:
-            return None  # one path goes through another
-    schema = pa.schema([(_BODY, _struct(tree)), (_TAG, pa.int64())])
-    parsing = pj.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore")
-    try:
-        payload = b"".join([_LINE % (value, i) for i, value in enumerate(values)])
-        reading = pj.ReadOptions(use_threads=False, block_size=len(payload) + 1)
-        table = pj.read_json(io.BytesIO(payload), reading, parsing)
-        table.validate(full=True)  # the reader accepts invalid UTF-8
-    except (pa.ArrowException, TypeError):  # TypeError: one value is None
-        return None
-    tags = table.column(_TAG)
-    if tags.null_count or not np.array_equal(tags.to_numpy(), np.arange(len(values))):
-        return None
-    return [
-        pc.cast(column_at(table, ".".join([_BODY, *path])), pa.large_string()) for path in paths
-    ]
+        fields.append(pa.field(name, pa.struct(nested), metadata={IGNORED: b"*"}))
+    return fields
 
 
-def _struct(tree: Any) -> pa.DataType:
-    if type(tree) is not dict:
-        return tree
-    return pa.struct([(name, _struct(below)) for name, below in tree.items()])
+def _inside(rows: pa.StructArray, path: Sequence[str]) -> pa.Array:
+    """The column at a path, null where an object is."""
+    column: pa.Array = rows
+    for name in path:
+        column = pc.struct_field(column, name)
+    return column
+
+
+def _texts(column: Sequence[Any]) -> pa.Array:
+    return pa.array(map(_whole, column), pa.large_string())
 
 
 def _picked(value: bytes | None, paths: Sequence[Sequence[str]]) -> list[Any]:

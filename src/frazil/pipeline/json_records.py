@@ -16,10 +16,12 @@ import numpy as np
 import pyarrow as pa
 
 from frazil.arrow import default_values
+from frazil.arrow.byte_slices import ByteSlices
 from frazil.formats import debezium, json_inference
 from frazil.formats.decode_result import DecodedChunk, UndecodableRecord
 from frazil.formats.decoder import Decoder, RecordFormat
 from frazil.formats.json_columns import UnexpectedJson, wanted
+from frazil.formats.json_values import IGNORED
 from frazil.formats.unavailable_value import placeholder
 from frazil.kafka.record_batch import Longs
 from frazil.pipeline.chunk_result import ChunkWork, Rejection, among, nth
@@ -50,17 +52,17 @@ class JsonRecords(TableFitter):
 
     def process(self, work: ChunkWork, way: Route | None) -> None:
         """Process one chunk."""
-        values = work.opened.values
+        values = ByteSlices.of(work.opened.values)
         present: Longs | None = None
         with_field = None
         if self._changes(work):  # a tombstone repeats the delete event before it
-            present = np.flatnonzero([value is not None for value in values])
+            present = np.flatnonzero(~values.nulls)
             work.result.skipped += len(values) - len(present)
         if way is not None:
             shares = [replace(way, index=present)]
         else:
             assert self._rules is not None
-            texts = values if present is None else [values[i] for i in present.tolist()]
+            texts = values if present is None else values.take(present)
             rows = peek(texts, self._rules.fields)
             with_field = np.zeros(len(values), bool)  # where a rule found one of its fields
             for column in rows.columns:
@@ -68,12 +70,12 @@ class JsonRecords(TableFitter):
                     column.is_valid().to_numpy()
                 )
             if self._rules.wants_rows:
-                rows = rows.append_column("value", pa.array(texts, pa.large_binary()))
+                rows = rows.append_column("value", texts.to_arrow())
             routes = self._sorted(work, rows, present)
             shares = [replace(route, index=among(present, route.index)) for route in routes]
         for share in shares:
             at = share.index
-            texts = values if at is None else [values[i] for i in at.tolist()]
+            texts = values if at is None else values.take(at)
             if not share.tables:
                 self._skip_json(work, texts, at, None if way else with_field)
                 continue
@@ -101,7 +103,7 @@ class JsonRecords(TableFitter):
             self._json_into(work, name, rows, where, gone)
 
     def _skip_json(
-        self, work: ChunkWork, values: Sequence[bytes | None], at: Longs | None, with_field: Any
+        self, work: ChunkWork, values: ByteSlices, at: Longs | None, with_field: Any
     ) -> None:
         """Skip values by a rule. A value in which the rules found no field is rejected if it is
         not valid JSON."""
@@ -110,8 +112,8 @@ class JsonRecords(TableFitter):
             return
         where = np.arange(len(values)) if at is None else at
         without = np.flatnonzero(~with_field[where])
-        texts = [values[i] for i in without.tolist()]
-        _, broken = Decoder(self._plan.format, pa.schema([])).decode(texts)
+        objects = pa.schema([], {IGNORED: b"*"})
+        _, broken = Decoder(self._plan.format, objects).decode(values.take(without))
         broken = [record for record in broken if record.kind != "shape"]
         work.result.skipped -= len(broken)
         work.result.reject_all(broken, where[without])
@@ -168,7 +170,8 @@ class JsonRecords(TableFitter):
         plan = self._tables.get(name)
         if self._mode(name):
             where = np.arange(len(values)) if at is None else at
-            nulls = np.array([value is None for value in values], bool)
+            values = ByteSlices.of(values)
+            nulls = values.nulls
             self._tombstones(work, name, where[nulls])
             if plan is not None and plan.key:
                 rows_gone = [values[i] or b"" for i in np.flatnonzero(deleted).tolist()]
@@ -177,7 +180,7 @@ class JsonRecords(TableFitter):
                 self._by_keys(work, name, plan, JSON, texts, where[deleted], plan.needs_deletes)
                 nulls |= deleted
             kept = np.flatnonzero(~nulls)
-            values, at = [values[i] for i in kept.tolist()], where[kept]
+            values, at = values.take(kept), where[kept]
             if not values:
                 return
         if plan is None:
