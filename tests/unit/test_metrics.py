@@ -337,6 +337,21 @@ def test_a_probe_that_fails_is_counted_and_asks_again():
     assert set(failed) == {"Unavailable"}
 
 
+def test_a_probe_that_waited_asks_again_as_soon_as_ever():
+    asked = []
+
+    def ask() -> None:
+        asked.append(time.monotonic())
+        probe.wait(0.3)
+
+    probe = probes.Probe("test", 0.01, ask, lambda _: None)
+    deadline = time.monotonic() + 10
+    while len(asked) < 3 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    probe.stop()
+    assert asked[2] - asked[1] < 2.0, "ten times what was asked, not what was waited"
+
+
 def test_an_audit_that_cannot_be_made_is_not_a_proof():
     values = SinkMetrics("s")
     run = StubRun()

@@ -51,22 +51,26 @@ class Probe:
         self._ask = ask
         self._failed = failed
         self._stopped = threading.Event()
+        #: seconds of the answer under way in which nothing was asked
+        self._waited = 0.0
         self._thread = threading.Thread(target=self._run, name=f"frazil-{name}", daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
         pause = 0.0
         while not self._stopped.wait(pause):
-            began = time.monotonic()
+            began, self._waited = time.monotonic(), 0.0
             try:
                 self._ask()
             except Exception as error:  # no question that fails is a reason to stop a stream
                 _log.debug("%s failed: %s", self._thread.name, error)
                 self._failed(type(error).__name__ if isinstance(error, FrazilError) else OTHER)
-            pause = max(self._seconds, _SHARE * (time.monotonic() - began))
+            asked = time.monotonic() - began - self._waited
+            pause = max(self._seconds, _SHARE * asked)
 
     def wait(self, seconds: float) -> bool:
         """False if the probe was stopped meanwhile."""
+        self._waited += seconds
         return not self._stopped.wait(seconds)
 
     def stop(self) -> None:
