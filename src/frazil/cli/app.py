@@ -22,6 +22,7 @@ from frazil.config.model import Config
 from frazil.config.origins import Origins
 from frazil.errors import ConfigError
 from frazil.render import Report, json_values, output, show
+from frazil.sql.definition_files import DefinitionFiles, DefinitionStore
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -187,3 +188,12 @@ def catalog_config(table: str, catalog: list[str]) -> Config:
             hint="add --catalog type=… --catalog uri=…, or give the sink's TOML file",
         )
     return configs.catalog_only(table, section)
+
+
+def definition_store(place: str, catalog: list[str]) -> DefinitionStore:
+    """Where definitions are kept: a directory, or with a catalog a table."""
+    if not catalog:
+        return DefinitionFiles(place, create=True)
+    from frazil.sql.definition_table import DefinitionTable
+
+    return DefinitionTable(place, catalog_config(place, catalog), progress.print)

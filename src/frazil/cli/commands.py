@@ -51,6 +51,7 @@ try:  # Ctrl-C this early is a normal stop: nothing was begun
         config_app,
         config_argument,
         defines_several,
+        definition_store,
         dlq_app,
         index_app,
         is_config,
@@ -135,6 +136,7 @@ def run(
         ),
     ] = None,
     watch_interval: Annotated[str, typer.Option(help="How often to look at the files.")] = "2s",
+    catalog: Catalog = [],  # noqa: B006
     health_file: HealthFilePath = "",
     log_format: LogFormat = "",
     log_level: LogLevel = "",
@@ -143,14 +145,15 @@ def run(
 ) -> Report:
     """Stream Kafka into the tables until stopped: one sink, or several in one process."""
     words = {"format": log_format, "level": log_level, "file": log_file, "spark_level": spark_log}
-    if len(paths) > 1 or is_folder(paths[0]) or defines_several(paths[0]):
+    if len(paths) > 1 or catalog or is_folder(paths[0]) or defines_several(paths[0]):
         log = configure_log(LogConfig(), words)
         from frazil.cli.service import ServiceCommand
 
         seconds = duration(watch_interval, "--watch-interval")
         watched = watch if watch is not None else not until_caught_up
+        targets = [definition_store(str(path), catalog) for path in paths] if catalog else paths
         service = ServiceCommand(
-            paths,
+            targets,
             run_console(),
             watch=max(0.1, seconds) if watched else None,
             until_caught_up=until_caught_up,

@@ -25,6 +25,7 @@ from frazil.render import Line
 from frazil.service.definitions import source_of
 from frazil.service.service import Service
 from frazil.service.supervision import SinkStatus, State
+from frazil.sql.definition_files import DefinitionStore
 
 _log = logging.getLogger("frazil")
 #: Exit codes of failed sinks: of several, the first of these is the process's.
@@ -40,7 +41,7 @@ class ServiceCommand:
 
     def __init__(
         self,
-        paths: Sequence[Path],
+        targets: Sequence[Path | DefinitionStore],
         console: Console,
         *,
         watch: float | None,
@@ -61,7 +62,7 @@ class ServiceCommand:
         self._servers: dict[str, MonitoringServer] = {}
         self.exit_code = 0
         self.service = Service(
-            source_of(paths),
+            source_of(targets),
             observers=self._observers_of,
             watch=watch,
             until_caught_up=until_caught_up,

@@ -10,10 +10,10 @@ from typing import Annotated, Any
 
 import typer
 
-from frazil.cli.app import Json, app
+from frazil.cli.app import Catalog, Json, app, definition_store
 from frazil.errors import ConfigError, counted
 from frazil.render import json_values, output, show
-from frazil.sql.definition_files import DefinitionFiles, MemoryStore, decoded, read_file
+from frazil.sql.definition_files import MemoryStore, decoded, read_file
 
 #: A file's name for standard input.
 _STANDARD_INPUT = "-"
@@ -36,11 +36,12 @@ def sql(
     definitions: Annotated[
         str,
         typer.Option(
-            metavar="DIR",
-            help="Where definitions are kept: a directory. By default they are gone with the "
-            "command.",
+            metavar="DIR|TABLE",
+            help="Where definitions are kept: a directory, or with --catalog a table. By default "
+            "they are gone with the command.",
         ),
     ] = "",
+    catalog: Catalog = [],  # noqa: B006
     as_json: Json = False,
 ) -> None:
     """Define, look at, start and stop sinks by SQL statements (docs/reference/sql.md).
@@ -53,7 +54,9 @@ def sql(
     files = files or []
     paths = [Path(file) for file in files if file != _STANDARD_INPUT]
     base = paths[0].parent if paths else Path()
-    store = DefinitionFiles(definitions, create=True) if definitions else MemoryStore(base)
+    if catalog and not definitions:
+        raise ConfigError("cannot use --catalog: expected --definitions TABLE, found none")
+    store = definition_store(definitions, catalog) if definitions else MemoryStore(base)
     session = SqlSession(store, show_json=as_json)
     if not files and not commands:
         if sys.stdin.isatty() and not as_json:

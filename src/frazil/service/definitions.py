@@ -16,14 +16,19 @@ from pathlib import Path
 from typing import Protocol
 
 from frazil.config.model import Config, load
-from frazil.errors import ConfigError
-from frazil.sql.definition_files import StoredTexts, is_folder
+from frazil.errors import ConfigError, FrazilError
+from frazil.sql.definition_files import (
+    DefinitionFiles,
+    DefinitionStore,
+    StoredTexts,
+    is_folder,
+)
 from frazil.sql.definitions import (
     RUNNING,
+    StoredDefinitions,
     configs_of,
     home_of,
     loaded,
-    open_definitions,
     sink_definitions,
 )
 
@@ -127,20 +132,21 @@ class Several:
             yield
 
 
-def source_of(targets: Sequence[str | Path | Config]) -> DefinitionSource:
-    """Files and folders of files, or configs."""
+def source_of(targets: Sequence[str | Path | Config | DefinitionStore]) -> DefinitionSource:
+    """Files and folders of files, configs, or stores of SQL statements."""
     configs = [target for target in targets if isinstance(target, Config)]
-    paths = [Path(target) for target in targets if not isinstance(target, Config)]
-    stored = [StatementFolder(path) for path in paths if is_folder(path)]
+    paths = [Path(target) for target in targets if isinstance(target, (str, Path))]
+    stores = [t for t in targets if not isinstance(t, (str, Path, Config))]
+    stores += [DefinitionFiles(path) for path in paths if is_folder(path)]
+    stored = [StoredStatements(store) for store in stores]
     return Several([FixedConfigs(configs), ConfigFiles(paths), *stored])
 
 
-class StatementFolder:
-    """The SQL statements of a folder: together they define its sinks."""
+class StoredStatements:
+    """The SQL statements of a folder or table: together they define its sinks."""
 
-    def __init__(self, folder: Path) -> None:
-        self._definitions = open_definitions(folder)
-        self._folder = folder
+    def __init__(self, store: DefinitionStore) -> None:
+        self._definitions = StoredDefinitions(store)
         self._seen = self._taken = ""
         self._result = Definitions()
 
@@ -148,9 +154,9 @@ class StatementFolder:
         store = self._definitions.store
         try:
             stored = store.read()
-        except ConfigError as error:
+        except FrazilError as error:  # a catalog may be away for a while
             held = frozenset(self._result.sinks)
-            return Definitions({}, {str(self._folder): Problem(str(error), held)})
+            return Definitions({}, {store.arguments: Problem(str(error), held)})
         settled = not self._taken or stored.version == self._seen
         self._seen = stored.version
         if settled and stored.version != self._taken:
