@@ -2,9 +2,9 @@
 shares them where its tables are.
 
 In: a catalog, a table's name, and the texts to write. Out: its rows, and its newest snapshot as the
-version of all. A write replaces all rows in one snapshot, only if the newest one is that of the read
-(compare-and-set); earlier snapshots are the history. Reads need no JVM where the catalog allows it;
-a write starts Spark. Runs on the driver.
+version of all. A write replaces all rows in one snapshot, only if the newest one is still the one
+that was read (compare-and-set); earlier snapshots are the history. Reads need no JVM where the
+catalog allows it; a write starts Spark. Runs on the driver.
 """
 
 from __future__ import annotations

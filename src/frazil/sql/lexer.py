@@ -48,6 +48,8 @@ SIGNS = {
     ".": "DOT",
     ";": "SEMICOLON",
 }
+#: Brackets within brackets: more of them are no options.
+_DEEPEST = 50
 _OURS = re.compile(
     r"(?P<blank>\s+|--[^\n]*)|(?P<comment>/\*)|(?P<string>'[^']*(?:''[^']*)*')"
     r"|(?P<quoted>\"[^\"]*(?:\"\"[^\"]*)*\")|(?P<number>[+-]?\d[\w.]*(?:(?<=\d[eE])[+-]\d+)?)|(?P<name>[^\W\d]\w*)"
@@ -66,16 +68,19 @@ _COMMENT_SIGN = re.compile(r"/\*|\*/")
 def statements(source: SourceText) -> Iterator[RawStatement]:
     """The statements of a text; the last one may be open."""
     tokens: list[RawToken] = []
-    query = 0
+    query = depth = 0
     at = 0
     while at < len(source.text):
         token, at = _next(source, at, bool(query))
         if token is None:
             continue
+        depth += {"LPAR": 1, "LSQB": 1, "RPAR": -1, "RSQB": -1}.get(token.kind, 0)
+        if depth > _DEEPEST and not query:
+            raise source.error(token.start, f"more than {_DEEPEST} brackets are open here")
         if token.kind == "SEMICOLON":
             if tokens:
                 yield RawStatement(tokens, tokens[0].start, tokens[-1].end, at, query)
-            tokens, query = [], 0
+            tokens, query, depth = [], 0, 0
             continue
         tokens.append(token)
         if not query and token.value.upper() == "AS" and _begins_view(tokens):

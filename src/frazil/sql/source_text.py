@@ -19,7 +19,7 @@ _WIDTH = 96
 _MASK = "***"
 #: Any text splits into these: a text or comment without an end reaches to the end.
 _PIECE = re.compile(
-    r"--[^\n]*|/\*.*?(?:\*/|\Z)|(?P<string>'(?:[^']|'')*(?:'|\Z))|(?P<quoted>\"[^\"]*(?:\"|\Z))"
+    r"(?P<comment>--[^\n]*|/\*.*?(?:\*/|\Z))|(?P<string>'(?:[^']|'')*(?:'|\Z))|(?P<quoted>\"[^\"]*(?:\"|\Z))"
     r"|(?P<word>\w[\w.\-]*)|(?P<end>[,();])|(?P<equal>=)|\s+|.",
     re.DOTALL,
 )
@@ -27,6 +27,8 @@ _PIECE = re.compile(
 _BEFORE = ("password", "passphrase", "token", "credential", "as", "key")
 #: Words that somebody may have meant to be one of a secret.
 _ALIKE = re.compile(r"pass|pw\b|pwd|secr|cred|token")
+#: How many words before a value may make it a secret.
+_NEAR = 50
 _USER_INFO = re.compile(r"(?<=://)[^/\s'\"@]*:[^/\s'\"@]*(?=@)|(?<=password=)[^&;\s'\"]+", re.I)
 
 
@@ -86,9 +88,14 @@ def secret_spans(text: str) -> list[tuple[int, int]]:
     equal = False
     for piece in _PIECE.finditer(text):
         kind, value = piece.lastgroup, piece[0]
-        phrase = ".".join(words)
+        phrase = ".".join(words[-_NEAR:])
         secret = bool(SECRET.search(phrase) or _ALIKE.search(phrase))
-        if kind in ("string", "quoted"):
+        inner = {"comment": 2, "string": 1, "quoted": 1}.get(kind or "", 0)
+        unclosed = inner == 1 and (len(value) == 1 or value[-1] != value[0])
+        if (kind == "comment" or unclosed) and not secret:  # there may be a statement in it
+            at = piece.start() + inner
+            spans += [(at + first, at + last) for first, last in secret_spans(value[inner:])]
+        elif kind in ("string", "quoted"):
             inside = value[1:].rstrip("'\"")
             if secret and not _reference(inside):
                 spans.append(piece.span())
