@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from frazil.cli import commands
-from frazil.errors import Conflict
+from frazil.errors import Conflict, Unavailable
+from frazil.service.definitions import source_of
 from frazil.sql.builder import read_statements
 from frazil.sql.definition_changes import apply
 from frazil.sql.definition_files import DefinitionFiles, MemoryStore, StoredTexts
@@ -213,3 +214,48 @@ def test_a_process_runs_what_a_directory_defines_and_a_file_names_its_sink(
         commands.main()
     assert end.value.code == 0
     assert json.loads(capfd.readouterr().out)["settings"]["sink"]["id"] == "s"
+
+
+def test_a_file_of_statements_is_checked(
+    frazil: Frazil, capfd: Any, monkeypatch: pytest.MonkeyPatch
+):
+    Path("a.sql").write_text(f"{BASE}{SINK} WITH (CHECKPOINT LOCATION 'c');")
+    Path("b.sql").write_text(f"{BASE}{SINK} WITH (TRIGGER 'no');")
+    for name, code, place in (("a.sql", 1, "(a.sql:3:69)"), ("b.sql", 2, "b.sql:6:")):
+        monkeypatch.setattr(sys, "argv", ["frazil", "check", name, "--limit", "1s"])
+        with pytest.raises(SystemExit) as end:
+            commands.main()
+        out = capfd.readouterr().out
+        assert (end.value.code, place in out) == (code, True), out
+
+
+def test_a_store_of_statements_is_what_a_service_runs():
+    store = MemoryStore()
+    for statement in read_statements(f"{BASE}{SINK}; STOP SINK s"):
+        apply(store, statement)
+    source = source_of([store])
+    sink = source.read().sinks["s"]
+    assert (sink.config.sink.id, sink.running, sink.origin) == ("s", False, "sinks/s.sql")
+    apply(store, read_statements("START SINK s")[0])
+    source.read()
+    assert source.read().sinks["s"].running, "what two looks have seen"
+
+
+def test_a_store_that_is_away_takes_nothing_away():
+    class Away(MemoryStore):
+        away = False
+
+        def read(self) -> StoredTexts:
+            if self.away:
+                raise Unavailable("cannot open the catalog: it is away")
+            return super().read()
+
+    store = Away()
+    for statement in read_statements(f"{BASE}{SINK}"):
+        apply(store, statement)
+    source = source_of([store])
+    sink = source.read().sinks["s"]
+    store.away = True
+    look = source.read()
+    assert look.sinks == {}
+    assert look.keeps(sink)

@@ -25,6 +25,7 @@ from frazil.iceberg.java import JavaCatalog
 from frazil.iceberg.java_table import JavaTable
 from frazil.iceberg.table import Snapshot
 from frazil.ledger.index import put
+from frazil.ops.start_plan import with_new_catalog
 from frazil.spark.open_table import opener
 from frazil.spark.session import session
 from frazil.sql.definition_files import StoredTexts, version_of
@@ -60,7 +61,7 @@ class DefinitionTable:
         return f"{self._name} --catalog …"
 
     def read(self) -> StoredTexts:
-        table = self._open(self._name)
+        table = with_new_catalog(self._config, self._open)(self._name)
         if table is None:
             return StoredTexts({}, version_of({}))
         if table.having(_COLUMNS) != _COLUMNS:
