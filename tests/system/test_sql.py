@@ -13,11 +13,12 @@ from typing import Any
 
 import pytest
 
+from frazil.cli.sql_session import SqlSession
 from frazil.config.model import Config
 from frazil.errors import Conflict
 from frazil.sql.builder import read_statements
 from frazil.sql.definition_changes import apply
-from frazil.sql.definition_files import StoredTexts
+from frazil.sql.definition_files import DefinitionFiles, StoredTexts
 from frazil.sql.definition_table import DefinitionTable
 from frazil.sql.definitions import StoredDefinitions
 from frazil.testing.datagen import create_topic
@@ -55,6 +56,13 @@ def frazil_sql(folder: Path, *words: str) -> tuple[int, list[dict[str, Any]], st
     return ended.returncode, reports, ended.stderr
 
 
+def execute(folder: Path, text: str) -> dict[str, Any]:
+    """The same in this process."""
+    session = SqlSession(DefinitionFiles(folder / "defs"), show_json=True)
+    [statement] = read_statements(text)
+    return dict(session.execute(statement).values)
+
+
 def test_a_file_of_statements_becomes_rows_and_a_proof(
     broker: Broker, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ):
@@ -80,24 +88,21 @@ def test_a_file_of_statements_becomes_rows_and_a_proof(
 
     process = Process(tmp_path / "defs")
     try:
-        code, reports, _ = frazil_sql(tmp_path, "-c", f"START SINK {name}")
-        assert code == 0
+        execute(tmp_path, f"START SINK {name}")
         process.says(f"sink {name}: batch 0 committed: 40 rows")
-        _, [report], _ = frazil_sql(
-            tmp_path, "-c", f"ALTER SINK {name} SET (MAX PENDING BATCHES 7)"
-        )
+        report = execute(tmp_path, f"ALTER SINK {name} SET (MAX PENDING BATCHES 7)")
         assert report["effects"] == [
             f"sink {name} goes on without a restart: [sink] max_pending_batches changed",
             "the process that runs these definitions takes it over in seconds",
         ]
         process.says(f"sink {name}: [sink] max_pending_batches changed: in effect now")
-        _, [report], _ = frazil_sql(tmp_path, "-c", f"ALTER SINK {name} SET (TRIGGER '60ms')")
+        report = execute(tmp_path, f"ALTER SINK {name} SET (TRIGGER '60ms')")
         assert "restarts after its batch: [sink] trigger changed" in report["effects"][0]
         process.says(f"sink {name}: epoch 2")
-        frazil_sql(tmp_path, "-c", f"STOP SINK {name}")
+        execute(tmp_path, f"STOP SINK {name}")
         process.says(f"sink {name}: stopping: sinks/{name}.sql says so")
         produce(broker.bootstrap, name, numbered(10, 40), 2)
-        frazil_sql(tmp_path, "-c", f"START SINK {name}")
+        execute(tmp_path, f"START SINK {name}")
         process.says("committed: 10 rows")
         code, reports, err = frazil_sql(
             tmp_path, "-c", f"VALIDATE CONNECTION lake; AUDIT SINK {name}; DESCRIBE SINK {name}"
@@ -107,7 +112,7 @@ def test_a_file_of_statements_becomes_rows_and_a_proof(
         assert validated["findings"][0]["says"] == "the jdbc catalog answers"
         assert audited["verdict"] == "proven"
         assert (described["state"], described["run_by_a_process"]) == ("running", True)
-        frazil_sql(tmp_path, "-c", f"DROP SINK {name}")
+        execute(tmp_path, f"DROP SINK {name}")
         process.says(f"sinks/{name}.sql does not define it any more")
         code, _ = process.end()
     finally:
