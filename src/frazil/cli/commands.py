@@ -119,9 +119,9 @@ def run(
     paths: Annotated[
         list[Path],
         typer.Argument(
-            metavar="FILE|DIR...",
-            help="TOML file (see docs/reference/config.md), or SQL. Of several, or of a folder, "
-            "every sink in one process.",
+            metavar="FILE|DIR|TABLE...",
+            help="TOML file (see docs/reference/config.md), or SQL. Of several, of a folder, or "
+            "of a table of definitions (with --catalog), every sink in one process.",
         ),
     ],
     until_caught_up: Annotated[
@@ -130,10 +130,7 @@ def run(
     metrics: MetricsAddress = "",
     watch: Annotated[
         bool | None,
-        typer.Option(
-            help="With several sinks: take over files that are added, changed and removed. "
-            "By default, but not with --until-caught-up."
-        ),
+        typer.Option(help="Several sinks: follow changed files. Off with --until-caught-up."),
     ] = None,
     watch_interval: Annotated[str, typer.Option(help="How often to look at the files.")] = "2s",
     catalog: Catalog = [],  # noqa: B006
@@ -149,13 +146,12 @@ def run(
         log = configure_log(LogConfig(), words)
         from frazil.cli.service import ServiceCommand
 
-        seconds = duration(watch_interval, "--watch-interval")
+        seconds = max(0.1, duration(watch_interval, "--watch-interval"))
         watched = watch if watch is not None else not until_caught_up
-        targets = [definition_store(str(path), catalog) for path in paths] if catalog else paths
         service = ServiceCommand(
-            targets,
+            [definition_store(str(p), catalog) for p in paths] if catalog else paths,
             run_console(),
-            watch=max(0.1, seconds) if watched else None,
+            watch=seconds if watched else None,
             until_caught_up=until_caught_up,
             metrics=metrics,
             health_file=health_file,
