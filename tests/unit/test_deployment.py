@@ -92,9 +92,14 @@ def problem_of(words: list[str]) -> str:
 
 
 def commands_of(text: str) -> list[str]:
-    """The frazil commands of a page: behind a prompt, or in inline code."""
+    """The frazil commands of a page, without what the shell makes of their output."""
     shown = re.findall(r"^\$ (frazil .*)$", text, re.M) + re.findall(r"`(frazil [a-z][^`]*)`", text)
-    return [part.strip() for line in shown for part in re.split(r"&&|;|\|(?=\s)|#", line)]
+    unquoted = r"""(?=(?:[^'"]|'[^']*'|"[^"]*")*$)"""
+    return [
+        part.strip()
+        for line in shown
+        for part in re.split(rf"(?:&&|;|[|>](?=\s)|#){unquoted}", line)
+    ]
 
 
 @pytest.mark.parametrize(

@@ -44,10 +44,9 @@ def sql(
     catalog: Catalog = [],  # noqa: B006
     as_json: Json = False,
 ) -> None:
-    """Define, look at, start and stop sinks by SQL statements (docs/reference/sql.md).
+    """Define, show, start and stop sinks by SQL statements (docs/reference/sql.md).
 
-    Examples: frazil sql orders.sql --definitions sinks ·
-    frazil sql -c 'SHOW SINKS' --definitions sinks
+    Example: frazil sql orders.sql --definitions sinks
     """
     from frazil.cli.sql_session import SqlSession
 
