@@ -268,7 +268,7 @@ def frazil_side(settings: dict[str, Any]) -> Any:
 def monitored_run(config: Any, spark: Any, steps: list[Any], log: str) -> float:
     """A run as `frazil run --metrics … --log-format json --log-file …` makes it. Its seconds."""
     from frazil import logs
-    from frazil.monitoring.of_config import monitoring_of
+    from frazil.monitoring.setup import monitoring_of
     from frazil.sink import Sink
 
     began = time.monotonic()

@@ -97,7 +97,7 @@ def hear_index(folder: Path) -> tuple[float, Callable[[], Any]]:
 
 def joined(spans: Any) -> dict[str, int]:
     from frazil.auditing.ranges import joints
-    from frazil.ledger.columns import by_partition
+    from frazil.ledger.range_columns import by_partition
 
     parts = by_partition(spans)
     assert all(joints(part) == ([], []) for part in parts.values())
@@ -108,7 +108,7 @@ def hear_ledger(folder: Path) -> tuple[float, Callable[[], Any]]:
     began = time.perf_counter()
     import frazil.auditing.ranges  # noqa: F401 (for `joined`)
     from frazil.iceberg.static_table import find
-    from frazil.ledger.columns import of_entries
+    from frazil.ledger.range_columns import of_entries
 
     imported = time.perf_counter() - began
 

@@ -29,8 +29,8 @@ from frazil.config.model import from_document
 from frazil.config.sections import TableConfig
 from frazil.files.writer import TableWriter, WriterSpec
 from frazil.iceberg.java import JavaCatalog
+from frazil.iceberg.rewrite_data_files import RewriteDataFiles
 from frazil.ledger.entry import LedgerEntry
-from frazil.maintenance.rewrite_data_files import RewriteDataFiles
 from frazil.offsets import Cut, Partition
 from frazil.spark.session import session
 

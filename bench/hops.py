@@ -33,7 +33,7 @@ WALKS = {
     ),
     "compaction": (
         "test_compact.py::test_small_files_become_one_and_no_delete_is_left",
-        "maintenance.tasks:MaintenanceTask.run_due",
+        "iceberg.maintenance_tasks:MaintenanceTask.run_due",
     ),
 }
 

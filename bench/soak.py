@@ -31,8 +31,8 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from frazil.config.sections import SinkConfig
+from frazil.iceberg.maintenance_tasks import MOST, TABLE_MOST
 from frazil.ledger.index import OLD_METADATA
-from frazil.maintenance.tasks import MOST, TABLE_MOST
 from frazil.testing import datagen
 from frazil.testing.kafka import Broker
 from frazil.testing.process import SinkProcess, toml

@@ -43,7 +43,7 @@ from frazil.iceberg.table import SchemaUpdate
 from frazil.kafka.record_batch import RawRecords
 from frazil.offsets import Partition
 from frazil.pipeline.chunk import ChunkPipeline
-from frazil.pipeline.needs import aliases_of
+from frazil.pipeline.missing_columns import aliases_of
 from frazil.pipeline.projection import MetadataColumns
 from frazil.pipeline.routing import RoutingRules
 from frazil.pipeline.table_plan import ChunkPlan, TablePlan

@@ -18,7 +18,7 @@ from frazil.files.writer import WriterSpec
 from frazil.iceberg.java import JavaCatalog
 from frazil.iceberg.java_table import JavaTable
 from frazil.iceberg.schema import iceberg_schema, update
-from frazil.pipeline.needs import aliases_of
+from frazil.pipeline.missing_columns import aliases_of
 from frazil.pipeline.table_plan import TablePlan
 from tests.oracle import Lake
 from tests.roundtrip import METADATA, Case, Written, compare, rows_of

@@ -23,7 +23,7 @@ from frazil.offsets import Partition
 from frazil.pipeline.chunk import ChunkPipeline
 from frazil.pipeline.chunk_result import ChunkResult
 from frazil.pipeline.isolation import IsolatingPipeline, StationFailed
-from frazil.pipeline.needs import aliases_of
+from frazil.pipeline.missing_columns import aliases_of
 from frazil.pipeline.projection import MetadataColumns
 from frazil.pipeline.table_plan import TablePlan
 from frazil.pipeline.upsert import deletes_shape

@@ -58,8 +58,8 @@ from frazil.sources.base import (
     StreamState,
     WriteResult,
 )
+from frazil.sources.factory import refuse_keys, source_of
 from frazil.sources.kafka import KafkaSource
-from frazil.sources.of_config import refuse_keys, source_of
 from frazil.spark.foreach_batch import BatchGate, interrupt, with_trigger
 from frazil.spark.progress import report_records
 from frazil.spark.query import Running, started, translated

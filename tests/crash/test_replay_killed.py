@@ -16,7 +16,7 @@ from frazil.ops.orphans import orphans
 from frazil.sources.dead_letters import DeadLetterSelection, ReplayReport
 from frazil.testing.datagen import create_topic
 from frazil.testing.kafka import Broker
-from tests.crash.held import hold, killed_at
+from tests.crash.paused_process import hold, killed_at
 from tests.oracle import Lake, assert_once
 from tests.system.streams import catch_up, produce
 

@@ -16,7 +16,7 @@ from frazil.ops.rewind import rewind
 from frazil.sink import Sink
 from frazil.testing.datagen import create_topic
 from frazil.testing.kafka import Broker
-from tests.crash.held import hold, killed_at
+from tests.crash.paused_process import hold, killed_at
 from tests.oracle import Lake, assert_once
 from tests.system.streams import all_proven, catch_up, produce
 

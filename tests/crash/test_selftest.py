@@ -81,7 +81,7 @@ def test_kills_on_ones_own_servers_are_survived_and_nothing_is_left_behind(
 def test_a_sink_that_forgets_a_file_is_found_out_with_the_exact_ranges(
     broker: Broker, lake: Lake, spark: Any, given: Config
 ):
-    outcome = run(given, spark, steps=("done",), mode="append", module="tests.crash.losing")
+    outcome = run(given, spark, steps=("done",), mode="append", module="tests.crash.lost_file")
     [part] = outcome.parts
     assert part.verdict == "lost"
     assert part.seen == "the kill at done"

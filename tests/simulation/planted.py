@@ -20,12 +20,12 @@ from frazil.commit.recovery import Recovery
 from frazil.commit.startup import Startup
 from frazil.commit.tables import SinkTables
 from frazil.errors import CommitStateUnknown, Fenced, FrazilError, Gap, Retryable, Unavailable
+from frazil.iceberg import maintenance_tasks
 from frazil.iceberg.table import Snapshot
 from frazil.ledger import entry as ledger
 from frazil.ledger import index, staged_batch
 from frazil.ledger.entry import LedgerEntry, LedgerHead
 from frazil.ledger.staged_batch import StagedBatch
-from frazil.maintenance import tasks
 from frazil.offsets import Cut
 from tests.simulation import catalog
 from tests.simulation.catalog import Server, Table
@@ -828,7 +828,7 @@ def _(stack: ExitStack) -> None:
             self._attempts.remove(attempt)
         return resolved
 
-    put(stack, tasks.MaintenanceTask, "resolve", resolve)
+    put(stack, maintenance_tasks.MaintenanceTask, "resolve", resolve)
 
 
 @planted("orphans of a rewrite are removed with the files it needs")

@@ -37,13 +37,13 @@ from frazil.config.settings import Settings
 from frazil.errors import Expired, FrazilError, IdentityMismatch, Unavailable, from_traceback
 from frazil.files.rewrite import RewriteJob, RewriteResult
 from frazil.files.writer import DataFileDescriptor
+from frazil.iceberg import maintenance_tasks, rewrite_data_files
 from frazil.kafka.planner import TopicIdentity
 from frazil.ledger import entry, index, staged_batch
-from frazil.maintenance import rewrite_data_files, tasks
 from frazil.offsets import Cut, Partition, Range
 from frazil.run import Run
 from frazil.sink import Sink
-from frazil.sources import of_config
+from frazil.sources import factory
 from frazil.sources.base import (
     BatchRun,
     BatchTables,
@@ -311,7 +311,7 @@ def simulated() -> Iterator[None]:
             "completeness_tracker": lambda *_: None,
             "started": lambda start: start(),  # any number at once
         },
-        of_config: {"KafkaSource": Feed},
+        factory: {"KafkaSource": Feed},
         run: {"time": _Time, "threading": _Threading, "_runs": _Nowhere()},
         foreach_batch: {"time": _Time, "threading": _Threading},
         retry: {"time": _Time},
@@ -330,7 +330,7 @@ def simulated() -> Iterator[None]:
             "threading": _Threading,
             "ThreadPoolExecutor": _Pool,
         },
-        tasks: {"time": _Time, "uuid": _Uuid, "KEPT": 3, "AT_ONCE": 2, "MOST": 8},
+        maintenance_tasks: {"time": _Time, "uuid": _Uuid, "KEPT": 3, "AT_ONCE": 2, "MOST": 8},
         rewrite_data_files: {"uuid": _Uuid, "rewrite": _compact, "mask": _mask, "Schema": _SCHEMA},
         index: {
             "write": _index_write,
@@ -349,9 +349,9 @@ def simulated() -> Iterator[None]:
                 stack.enter_context(mock.patch.object(module, name, value))
         for made in (
             committer.Committer,
-            tasks.MaintenanceTask,
-            tasks.RewriteIndexFiles,
-            tasks.ExpireSnapshots,
+            maintenance_tasks.MaintenanceTask,
+            maintenance_tasks.RewriteIndexFiles,
+            maintenance_tasks.ExpireSnapshots,
             rewrite_data_files.RewriteDataFiles,
         ):
             defaults = {**made.__init__.__kwdefaults__, "clock": _Time}

@@ -19,9 +19,9 @@ from frazil.errors import CommitStateUnknown
 from frazil.files.rewrite import rewrite as compact
 from frazil.files.writer import TableWriter, WriterSpec
 from frazil.iceberg.java import JavaCatalog
+from frazil.iceberg.rewrite_data_files import COMPACT, RewriteDataFiles
 from frazil.iceberg.table import Snapshot
 from frazil.ledger.entry import LedgerEntry
-from frazil.maintenance.rewrite_data_files import COMPACT, RewriteDataFiles
 from frazil.offsets import Cut, Partition
 from tests.oracle import Lake
 

@@ -43,10 +43,10 @@ from frazil.errors import (
 from frazil.files.writer import TableWriter, WriterSpec
 from frazil.iceberg import foreign_commits, java_errors
 from frazil.iceberg.java import JavaCatalog
+from frazil.iceberg.maintenance_tasks import ExpireSnapshots, SnapshotRetention
 from frazil.iceberg.table import Snapshot
 from frazil.ledger.entry import LedgerEntry, parse, referred, split
 from frazil.ledger.tags import ledger_tag
-from frazil.maintenance.tasks import ExpireSnapshots, SnapshotRetention
 from frazil.offsets import Cut, Partition
 from tests.fakes import FakeTable
 from tests.simulation.catalog import Client, File, Server, expire

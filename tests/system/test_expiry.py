@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from frazil.config.model import Config
+from frazil.iceberg import maintenance_tasks
 from frazil.iceberg.java import JavaCatalog
-from frazil.maintenance import tasks
 from frazil.sink import Sink
 from frazil.steps import Step
 from frazil.testing.datagen import create_topic
@@ -30,8 +30,8 @@ def test_old_snapshots_go_with_their_files_and_all_that_is_left_is_exact(
     make_config: Callable[..., Config],
     monkeypatch: pytest.MonkeyPatch,
 ):
-    monkeypatch.setattr(tasks, "TABLE_KEPT", 4)
-    monkeypatch.setattr(tasks, "TABLE_AT_ONCE", 4)
+    monkeypatch.setattr(maintenance_tasks, "TABLE_KEPT", 4)
+    monkeypatch.setattr(maintenance_tasks, "TABLE_AT_ONCE", 4)
     table = f"db.{name}"
     feed = Feed(broker, name, 2)
     config = make_config(
@@ -63,7 +63,7 @@ def test_old_snapshots_go_with_their_files_and_all_that_is_left_is_exact(
             release = snapshot_ids()[-1]
             spark.sql(f"ALTER TABLE lake.{table} CREATE TAG release AS OF VERSION {release}")
     left = snapshot_ids()
-    assert len(seen - set(left)) >= tasks.TABLE_AT_ONCE
+    assert len(seen - set(left)) >= maintenance_tasks.TABLE_AT_ONCE
     rows = spark_rows(spark, f"lake.{table}")
     assert feed.oracle.check(lake.metadata_file(table), Spark=rows) == 2 * len(left)
     tagged = feed.oracle._states[release]
@@ -94,9 +94,9 @@ def test_a_table_that_the_sink_made_keeps_few_snapshots_and_few_metadata_files(
     make_config: Callable[..., Config],
     monkeypatch: pytest.MonkeyPatch,
 ):
-    monkeypatch.setattr(tasks, "TABLE_AGE", 0.001)  # a day is long
-    monkeypatch.setattr(tasks, "TABLE_KEPT", 3)
-    monkeypatch.setattr(tasks, "TABLE_AT_ONCE", 3)
+    monkeypatch.setattr(maintenance_tasks, "TABLE_AGE", 0.001)  # a day is long
+    monkeypatch.setattr(maintenance_tasks, "TABLE_KEPT", 3)
+    monkeypatch.setattr(maintenance_tasks, "TABLE_AT_ONCE", 3)
     create_topic(broker.bootstrap, name, 1)
     produce(broker.bootstrap, name, numbered(60))
     few = {"write.metadata.previous-versions-max": "5"}
@@ -120,9 +120,9 @@ def test_a_table_that_was_there_keeps_everything_and_its_owner_gets_advice(
     make_config: Callable[..., Config],
     monkeypatch: pytest.MonkeyPatch,
 ):
-    monkeypatch.setattr(tasks, "TABLE_AGE", 0.001)
-    monkeypatch.setattr(tasks, "TABLE_KEPT", 1)
-    monkeypatch.setattr(tasks, "TABLE_AT_ONCE", 1)
+    monkeypatch.setattr(maintenance_tasks, "TABLE_AGE", 0.001)
+    monkeypatch.setattr(maintenance_tasks, "TABLE_KEPT", 1)
+    monkeypatch.setattr(maintenance_tasks, "TABLE_AT_ONCE", 1)
     create_topic(broker.bootstrap, name, 1)
     produce(broker.bootstrap, name, numbered(6))
     spark.sql(

@@ -25,14 +25,13 @@ from frazil.commit.table_schemas import writer_spec
 from frazil.config.model import Config, load
 from frazil.config.sections import TableConfig
 from frazil.errors import CommitStateUnknown, ConfigError, Expired
-from frazil.iceberg import schema
+from frazil.iceberg import maintenance_tasks, schema
 from frazil.iceberg.java import JavaCatalog
 from frazil.iceberg.java_table import JavaTable
+from frazil.iceberg.maintenance_tasks import RewriteIndexFiles
 from frazil.iceberg.table import Snapshot
 from frazil.ledger import index
 from frazil.ledger.staged_batch import StagedBatch, StagedTable
-from frazil.maintenance import tasks
-from frazil.maintenance.tasks import RewriteIndexFiles
 from frazil.offsets import Cut, Partition, Range
 from frazil.ops.index_rebuild import rebuild_index
 from frazil.ops.orphans import orphans
@@ -139,9 +138,9 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Four files, ten snapshots are many here."""
     monkeypatch.setattr(index, "FANOUT", 4)
     monkeypatch.setattr(index, "FULL", 256)
-    monkeypatch.setattr(tasks, "KEPT", 10)
-    monkeypatch.setattr(tasks, "AT_ONCE", 10)
-    monkeypatch.setattr(tasks, "MOST", 30)
+    monkeypatch.setattr(maintenance_tasks, "KEPT", 10)
+    monkeypatch.setattr(maintenance_tasks, "AT_ONCE", 10)
+    monkeypatch.setattr(maintenance_tasks, "MOST", 30)
 
 
 def exact(lake: Lake, name: str, batches: int, sinks: tuple[str, ...] = ("s",)) -> None:
@@ -175,9 +174,9 @@ def test_hundreds_of_batches_stay_few_files_manifests_snapshots_and_metadata_fil
             most_snapshots = max(most_snapshots, _snapshots(run.table))
     assert most_files <= 4 * index.FANOUT + 300 // index.FULL
     assert most_manifests <= 3 * index.FANOUT
-    assert most_snapshots <= tasks.MOST + tasks.AT_ONCE + 2 * index.FANOUT
+    assert most_snapshots <= maintenance_tasks.MOST + maintenance_tasks.AT_ONCE + 2 * index.FANOUT
     exact(lake, f"db.{name}", 150)
-    assert _snapshots(run.table) >= tasks.KEPT
+    assert _snapshots(run.table) >= maintenance_tasks.KEPT
     # What a merge replaced goes with its snapshot: of the oldest one left it may still be there.
     unreferenced = run.folder("data") - run.referred(spark, "all_data_files", "file_path")
     assert len(unreferenced) <= index.FANOUT

@@ -35,7 +35,7 @@ from frazil.offsets import Cut
 from frazil.ops import completeness, index_rebuild, locate, offsets
 from frazil.render import json_values
 from frazil.sink import Sink
-from frazil.sources.intervention import InterventionSource
+from frazil.sources.operator_decision import OperatorDecisionSource
 from frazil.testing.datagen import create_topic
 from frazil.testing.kafka import Broker
 from tests.oracle import Lake, assert_exact, assert_once, topic_records
@@ -306,7 +306,7 @@ def test_where_a_decision_dies_it_is_done_or_undone_and_a_running_sink_is_fenced
 
         plan = offsets.preview(config, spark, wanted)
         note = offsets.operator_note("accept-loss", WHY, "ann@ops")
-        source = partial(InterventionSource, wanted=wanted, note=note, expected=plan.now)
+        source = partial(OperatorDecisionSource, wanted=wanted, note=note, expected=plan.now)
         dying = Sink(config, source=source, on_step=die)
         with pytest.raises(FrazilError, match="died at"):
             dying.once(spark)

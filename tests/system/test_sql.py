@@ -16,11 +16,11 @@ import pytest
 from frazil.cli.sql_session import SqlSession
 from frazil.config.model import Config
 from frazil.errors import Conflict
-from frazil.sql.builder import read_statements
 from frazil.sql.definition_changes import apply
 from frazil.sql.definition_files import DefinitionFiles, StoredTexts
 from frazil.sql.definition_table import DefinitionTable
 from frazil.sql.definitions import StoredDefinitions
+from frazil.sql.tree_reader import read_statements
 from frazil.testing.datagen import create_topic
 from frazil.testing.kafka import Broker
 from tests.oracle import Lake, assert_exact

@@ -17,7 +17,7 @@ from confluent_kafka import Producer
 from frazil.commit.provisioning import TableProvisioner
 from frazil.config.model import Config
 from frazil.errors import ConfigError, Overlap
-from frazil.maintenance import rewrite_data_files
+from frazil.iceberg import rewrite_data_files
 from frazil.pipeline.task import BatchPlan
 from frazil.pipeline.versions import FileBounds
 from frazil.sink import Sink

@@ -18,7 +18,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.types import BinaryType, FloatType, LongType, NestedField, StringType
 
 from frazil.files.column_bounds import ColumnExtent, _extent, extents
-from frazil.maintenance.rewrite_data_files import RewriteState, TableFile
+from frazil.iceberg.rewrite_data_files import RewriteState, TableFile
 from tests.unit.test_write import bounds, counts, facts, shape, written
 
 NAN = float("nan")

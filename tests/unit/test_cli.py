@@ -45,7 +45,7 @@ from frazil.ledger.sink_state import staged_batches, staging_folder
 from frazil.render import output, text_table
 from frazil.spark.open_table import opener
 from frazil.spark.query import translated
-from tests.unit.test_plain import Made
+from tests.unit.test_static_table import Made
 
 CODES = {0, 1, 2, 3, 4, 5, 75, 130, 143}
 GOOD = """

@@ -33,10 +33,10 @@ from frazil.files.rewrite import (
     rewrite,
 )
 from frazil.files.writer import TableWriter, WriterSpec
+from frazil.iceberg import rewrite_data_files as rounds
+from frazil.iceberg.rewrite_data_files import COMPACT, RewriteDataFiles
 from frazil.iceberg.table import Snapshot
 from frazil.ledger.entry import LedgerEntry
-from frazil.maintenance import rewrite_data_files as rounds
-from frazil.maintenance.rewrite_data_files import COMPACT, RewriteDataFiles
 from frazil.offsets import Cut
 
 FIELDS = [

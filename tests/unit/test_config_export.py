@@ -15,7 +15,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from frazil.cli import commands
-from frazil.config.document import document_of
 from frazil.config.model import Config, from_document
 from frazil.config.sections import (
     CompletenessConfig,
@@ -27,9 +26,10 @@ from frazil.config.sections import (
     SinkConfig,
     TableConfig,
 )
+from frazil.config.serializer import document_of
 from frazil.errors import ConfigError
-from frazil.sql.config_statements import sql_of
 from frazil.sql.definitions import config_of_file
+from frazil.sql.export import sql_of
 from tests.oracle import Lake
 
 if sys.version_info >= (3, 11):

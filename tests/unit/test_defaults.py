@@ -21,9 +21,9 @@ from frazil.pipeline.chunk import ChunkPipeline
 from frazil.pipeline.evolution import changes
 from frazil.pipeline.projection import MetadataColumns, fitted
 from frazil.pipeline.table_plan import ChunkPlan, TablePlan
+from tests.unit.test_chunk import HERE, NOBODY, opened
 from tests.unit.test_compact import schema, shape
 from tests.unit.test_projection import _INT, DEFAULTS, VALUES, _list, _struct
-from tests.unit.test_settle import HERE, NOBODY, opened
 
 NOWHERE = MetadataColumns("", "", "", "")
 

@@ -28,19 +28,19 @@ from frazil.errors import Fatal, IdentityMismatch
 from frazil.files.writer import WriterSpec
 from frazil.iceberg import foreign_commits
 from frazil.iceberg.foreign_commits import ForeignCommits
+from frazil.iceberg.maintenance_tasks import CREATED_BY, MERGE, orphan_files
+from frazil.iceberg.rewrite_data_files import COMPACT
 from frazil.iceberg.schema import iceberg_schema
 from frazil.iceberg.static_table import COLUMNS_PROPERTY, ReadOnlyTable
 from frazil.kafka.range_source import check_offset, spark_offset
 from frazil.ledger import entry as ledger
 from frazil.ledger import index, staged_batch
-from frazil.ledger.columns import of_entries
 from frazil.ledger.entry import LedgerEntry, OperatorNote
 from frazil.ledger.packing import unpack
+from frazil.ledger.range_columns import of_entries
 from frazil.ledger.sink_state import announced_tables, property_tables, tables_property, tables_text
 from frazil.ledger.staged_batch import StagedBatch, StagedTable
 from frazil.ledger.tags import filled_by, ledger_tag
-from frazil.maintenance.rewrite_data_files import COMPACT
-from frazil.maintenance.tasks import CREATED_BY, MERGE, orphan_files
 from frazil.offsets import BATCHES, Cut, Partition, Range
 from frazil.ops.index_rebuild import REBUILD
 from frazil.pipeline import upsert

@@ -26,9 +26,7 @@ from frazil.errors import (
     kinds,
 )
 from frazil.monitoring import process_health
-from frazil.monitoring.process_health import HealthFile, healthz, readyz
-from frazil.monitoring.sink_health import SinkHealth, late_after, moment
-from frazil.monitoring.verdict import (
+from frazil.monitoring.health_state import (
     REMEDIES,
     STATES,
     SinkFacts,
@@ -37,6 +35,8 @@ from frazil.monitoring.verdict import (
     judge,
     remedy_of,
 )
+from frazil.monitoring.process_health import HealthFile, healthz, readyz
+from frazil.monitoring.sink_health import SinkHealth, late_after, moment
 from frazil.offsets import BATCHES, Cut, Partition
 from frazil.ops import run_state
 from frazil.steps import COMMIT_FAILED, Step

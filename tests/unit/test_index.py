@@ -42,14 +42,13 @@ from frazil.errors import (
     Unavailable,
 )
 from frazil.files.writer import WriterSpec
-from frazil.iceberg import schema
+from frazil.iceberg import maintenance_tasks, schema
+from frazil.iceberg.maintenance_tasks import RewriteIndexFiles
 from frazil.iceberg.table import DataFile, Snapshot
 from frazil.ledger import entry as ledger
 from frazil.ledger import index
 from frazil.ledger.index_rows import of as told_of
 from frazil.ledger.staged_batch import StagedBatch, StagedTable
-from frazil.maintenance import tasks
-from frazil.maintenance.tasks import RewriteIndexFiles
 from frazil.offsets import Cut, Partition, Range
 from frazil.ops.index_rebuild_plan import COLUMNS, LedgerHistory, RebuiltRows, rebuild
 from frazil.pipeline.projection import MetadataColumns
@@ -352,8 +351,8 @@ def test_files_of_a_tier_become_one_sorted_and_every_row_is_kept(table: FakeInde
 def test_hundreds_of_batches_stay_few_files_and_snapshots(
     table: FakeIndex, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(tasks, "KEPT", 10)
-    monkeypatch.setattr(tasks, "AT_ONCE", 10)
+    monkeypatch.setattr(maintenance_tasks, "KEPT", 10)
+    monkeypatch.setattr(maintenance_tasks, "AT_ONCE", 10)
     run = IndexRun(table)
     most = 0
     for _ in range(200):
@@ -372,7 +371,7 @@ def test_the_position_is_found_when_everything_else_was_expired(table: FakeIndex
     run = IndexRun(table)
     for _ in range(4):
         run.commit()
-    assert tasks.MERGE in next(table.history("main")).summary
+    assert maintenance_tasks.MERGE in next(table.history("main")).summary
     table.add([], {})
     table.expire(2**62, 1)
     assert len(list(table.history("main"))) == 1
@@ -663,7 +662,9 @@ def test_l12_what_an_abandoned_run_leaves_is_found_by_its_name():
             ("index/metadata", "-m0.avro"),
         )
     ]
-    orphans = tasks.orphan_files(made, sink="s", epoch=2, referenced=made[2:3], staged=[])
+    orphans = maintenance_tasks.orphan_files(
+        made, sink="s", epoch=2, referenced=made[2:3], staged=[]
+    )
     assert orphans == [made[0], made[1], made[3]]
 
 
@@ -673,7 +674,9 @@ def test_l12_what_iceberg_made_for_a_commit_that_came_to_nothing_is_found_too():
     lists = [f"/i/metadata/snap-{n}-1-{uuid.uuid4()}.avro" for n in (123, 456)]
     ours = f"/i/metadata/frazil-s-1-7-{uuid.uuid4()}-m0.avro"
     others = ["/i/metadata/v7.metadata.json", "/i/metadata/version-hint.text", "/i/metadata/x.avro"]
-    orphans = tasks.abandoned([one, other, *lists, ours, *others], [f"file:{one}", lists[1]])
+    orphans = maintenance_tasks.abandoned(
+        [one, other, *lists, ours, *others], [f"file:{one}", lists[1]]
+    )
     assert orphans == [other, lists[0]]
 
 

@@ -21,7 +21,7 @@ from frazil.kafka.record_batch import RawRecords
 from frazil.offsets import Partition
 from frazil.pipeline.chunk import ChunkPipeline
 from frazil.pipeline.chunk_result import ChunkResult
-from frazil.pipeline.needs import add_need
+from frazil.pipeline.missing_columns import add_need
 from frazil.pipeline.projection import MetadataColumns
 from frazil.pipeline.table_plan import ChunkPlan, NewTable, TablePlan
 

@@ -13,9 +13,9 @@ from frazil.accounting import OutcomeCounts
 from frazil.errors import Fatal
 from frazil.iceberg.table import Snapshot
 from frazil.ledger import entry as ledger
-from frazil.ledger.columns import of_entries
 from frazil.ledger.entry import LedgerEntry
 from frazil.ledger.packing import pack, unpack
+from frazil.ledger.range_columns import of_entries
 from frazil.offsets import Cut, Partition
 
 P = Partition("orders", 0)

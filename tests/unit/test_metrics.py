@@ -26,13 +26,13 @@ from frazil.config.model import Config
 from frazil.errors import ConfigError, Conflict, Fenced, FrazilError, Gap, Unavailable
 from frazil.monitoring import metrics as names
 from frazil.monitoring import probes
+from frazil.monitoring.health_state import STATES
 from frazil.monitoring.lag import LagTracker
 from frazil.monitoring.metrics import METRICS, OTHER, REGISTRY, SinkMetrics
 from frazil.monitoring.metrics_observer import MetricsObserver
-from frazil.monitoring.of_config import forget, monitoring_of
-from frazil.monitoring.processes import memory
+from frazil.monitoring.process_memory import memory
 from frazil.monitoring.prometheus import metrics_page
-from frazil.monitoring.verdict import STATES
+from frazil.monitoring.setup import forget, monitoring_of
 from frazil.offsets import BATCHES, Cut, Partition
 from frazil.pipeline.chunk_result import KINDS
 from frazil.steps import COMMIT_FAILED, COMMIT_RETRIED, MAINTAINED, Step, WrittenFiles

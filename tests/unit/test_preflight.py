@@ -11,15 +11,15 @@ import pyarrow as pa
 import pytest
 
 from frazil.cli import commands
-from frazil.config.every_error import every_error
+from frazil.config.error_list import every_error
 from frazil.config.model import load
 from frazil.errors import ConfigError, Fatal
 from frazil.iceberg.file_io import FileStore
-from frazil.iceberg.planned_table import PlannedCatalog, updated
+from frazil.iceberg.memory_table import MemoryCatalog, updated
 from frazil.iceberg.table import SchemaUpdate
 from frazil.ops.check import Check, CheckOptions, setting_of, side_by_side
+from frazil.ops.config_proposal import Wishes, new_config, write_new
 from frazil.ops.findings import AREAS, CheckFinding, CheckReport
-from frazil.ops.new_config import Wishes, new_config, write_new
 from frazil.ops.topic_sample import TopicSample, _Shape
 
 TEN = """[sink]
@@ -212,7 +212,7 @@ def test_a_planned_change_of_a_schema_is_icebergs():
 
 
 def test_a_planned_table_takes_commits_and_keeps_them_to_itself(tmp_path: Path):
-    catalog = PlannedCatalog(lambda _: None, lambda name: f"{tmp_path}/{name}", FileStore({}))
+    catalog = MemoryCatalog(lambda _: None, lambda name: f"{tmp_path}/{name}", FileStore({}))
     assert catalog.load("a.b") is None
     made = catalog.create("a.b", json.dumps(SCHEMA), '{"spec-id": 0, "fields": []}', properties={})
     made.append([], {"x": "1"}, branch="main", check=lambda _: None, leftovers=[])

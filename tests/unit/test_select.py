@@ -17,7 +17,7 @@ from frazil.config.column_types import column_type
 from frazil.config.model import Config
 from frazil.config.select import item_text, parse_item, parse_select
 from frazil.errors import ConfigError
-from frazil.pipeline.checked_cast import CastMismatch, checked_cast
+from frazil.pipeline.strict_cast import CastMismatch, strict_cast
 from tests.selects import TABLE, Sent, World, config_of
 from tests.system.streams import avro
 
@@ -487,9 +487,9 @@ def test_a_cast_is_exact_or_refused(given: pa.DataType, value: Any, text: str, w
     array = pa.array([None, value], given)
     if wanted is None:
         with pytest.raises(CastMismatch):
-            checked_cast(array, column_type(text))
+            strict_cast(array, column_type(text))
         return
-    assert checked_cast(array, column_type(text)).to_pylist() == [None, wanted]
+    assert strict_cast(array, column_type(text)).to_pylist() == [None, wanted]
 
 
 def test_the_parser_survives_any_text():

@@ -11,8 +11,8 @@ import pytest
 from frazil.config.model import Config
 from frazil.config.sections import RouteConfig
 from frazil.errors import ConfigError, Conflict, SqlError
-from frazil.sql.builder import read_statements
 from frazil.sql.definition_files import DefinitionFiles
+from frazil.sql.definition_set import config_of
 from frazil.sql.definitions import (
     config_of_file,
     configs_of,
@@ -21,9 +21,9 @@ from frazil.sql.definitions import (
     open_definitions,
     text_of,
 )
-from frazil.sql.objects import config_of
 from frazil.sql.source_text import masked
 from frazil.sql.statements import key_of
+from frazil.sql.tree_reader import read_statements
 
 BASE = """
 CREATE SECRET pass AS 'env:PASSWORD';

@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from frazil.errors import ConfigError, SqlError
-from frazil.sql.builder import read_statements
 from frazil.sql.completion import complete
 from frazil.sql.definition_changes import apply
 from frazil.sql.definition_files import MemoryStore, decoded
@@ -21,6 +20,7 @@ from frazil.sql.lexer import is_open
 from frazil.sql.parser import keywords
 from frazil.sql.source_text import masked
 from frazil.sql.statements import Alter, Create, Drop
+from frazil.sql.tree_reader import read_statements
 
 GOOD = """CREATE SECRET pass AS 'env:PASSWORD';
 CREATE CONNECTION k TO KAFKA (BROKER 'b:1', SASL PASSWORD = SECRET pass, 'client.id' = 'it''s');

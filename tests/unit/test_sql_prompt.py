@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from frazil.sql.builder import read_statements
 from frazil.sql.completion import complete
 from frazil.sql.option_names import option_names
 from frazil.sql.parser import keywords
 from frazil.sql.statements import Create, key_of
+from frazil.sql.tree_reader import read_statements
 
 DEFINED = """
 CREATE SECRET pass AS 'env:PASSWORD';

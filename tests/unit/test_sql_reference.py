@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from frazil.sql.builder import read_statements
 from frazil.sql.connections import CATALOGS, TYPES, known_options
+from frazil.sql.definition_set import config_of
 from frazil.sql.definitions import file_definitions
-from frazil.sql.objects import config_of
 from frazil.sql.option_names import option_names, setting_of
 from frazil.sql.parser import keywords
+from frazil.sql.tree_reader import read_statements
 
 ROOT = Path(__file__).parents[2]
 REFERENCE = (ROOT / "docs/reference/sql.md").read_text()

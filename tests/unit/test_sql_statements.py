@@ -14,10 +14,10 @@ import pytest
 from frazil.cli import commands
 from frazil.errors import Conflict, Unavailable
 from frazil.service.definitions import source_of
-from frazil.sql.builder import read_statements
 from frazil.sql.definition_changes import apply
 from frazil.sql.definition_files import DefinitionFiles, MemoryStore, StoredTexts
 from frazil.sql.definitions import loaded, open_definitions
+from frazil.sql.tree_reader import read_statements
 
 BASE = """
 CREATE SECRET pass AS 'env:PASSWORD';

@@ -24,7 +24,7 @@ from frazil.ops.status import _counts, _kinds, _last_move, _summary, status
 from frazil.render import output, show
 from tests.fakes import FakeClock
 from tests.unit.test_locate import P, World, tally
-from tests.unit.test_plain import Made, data, parquet
+from tests.unit.test_static_table import Made, data, parquet
 
 CONFIG = from_document(
     {

@@ -16,9 +16,9 @@ import pyarrow as pa
 from frazil.auditing.ranges import NOTHING, joined_columns, nonempty, same
 from frazil.iceberg.foreign_commits import ForeignCommits, brings_rows, counted
 from frazil.iceberg.table import DataFile, Snapshot
-from frazil.ledger.columns import RangeColumns, by_partition, of_entries, select
 from frazil.ledger.entry import PREFIX, parse
 from frazil.ledger.index_rows import IndexRows
+from frazil.ledger.range_columns import RangeColumns, by_partition, of_entries, select
 from frazil.offsets import Cut, Partition
 
 Parts = Mapping[Partition, RangeColumns]

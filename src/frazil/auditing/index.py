@@ -10,8 +10,8 @@ import numpy as np
 
 from frazil.auditing.ranges import NOTHING, joints, nonempty, same, spans_of, uncovered
 from frazil.auditing.sink_check import SinkCheck
-from frazil.ledger.columns import INDEXED_OUTCOMES, by_partition
 from frazil.ledger.entry import PREFIX
+from frazil.ledger.range_columns import INDEXED_OUTCOMES, by_partition
 from frazil.offsets import BATCHES, Partition
 
 

@@ -22,7 +22,7 @@ from frazil.auditing.ranges import NOTHING, is_unplaced, joints, spans_of
 from frazil.auditing.sink_check import SinkCheck
 from frazil.iceberg.foreign_commits import EVERYTHING, reaches
 from frazil.iceberg.table import DataFile, Snapshot
-from frazil.ledger.columns import RangeColumns, select
+from frazil.ledger.range_columns import RangeColumns, select
 from frazil.ledger.sink_state import REPLAY
 from frazil.offsets import BATCHES, Partition, Range
 

@@ -1,7 +1,7 @@
 """Arithmetic of the ranges that the checks compare. Pure.
 
-In: ranges of one partition with their counts, in columns (`ledger.columns.RangeColumns`). Out:
-such columns again, or pairs of a first and an end offset.
+In: ranges of one partition with their counts, in columns (`RangeColumns`). Out: such
+columns again, or pairs of a first and an end offset.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import fields
 import numpy as np
 from numpy.typing import NDArray
 
-from frazil.ledger.columns import INDEXED_OUTCOMES, RangeColumns, of_entries, select
+from frazil.ledger.range_columns import INDEXED_OUTCOMES, RangeColumns, of_entries, select
 from frazil.offsets import BATCHES, Partition
 
 #: No ranges at all.

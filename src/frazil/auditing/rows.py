@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from frazil.auditing.ranges import is_unplaced, spans_of
 from frazil.auditing.sink_check import SinkCheck
-from frazil.ledger.columns import select
+from frazil.ledger.range_columns import select
 
 
 class RowCheck(SinkCheck):

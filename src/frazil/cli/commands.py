@@ -22,10 +22,10 @@ try:  # Ctrl-C this early is a normal stop: nothing was begun
     import typer
 
     from frazil import logs
+    from frazil.cli import check as _check  # noqa: F401
     from frazil.cli import export as _export  # noqa: F401  commands register themselves
     from frazil.cli import health as _health  # noqa: F401
     from frazil.cli import init as _init  # noqa: F401
-    from frazil.cli import preflight as _preflight  # noqa: F401
     from frazil.cli import sql as _sql  # noqa: F401
     from frazil.cli.app import (
         Branch,
@@ -167,7 +167,7 @@ def run(
     config = load_config(paths[0])
     log = configure_log(config.log, words)
     from frazil.cli.run import RunCommand, with_monitoring
-    from frazil.monitoring.of_config import monitoring_of
+    from frazil.monitoring.setup import monitoring_of
 
     config = replace(with_monitoring(config, metrics, health_file), log=log)
     running = RunCommand(config, run_console(), [monitoring_of])
@@ -201,7 +201,7 @@ def audit(
 ) -> Report:
     """Prove from metadata alone that every offset is there exactly once (exit 3 if not)."""
     from frazil.auditing import evidence
-    from frazil.cli.proof import proof_of
+    from frazil.cli.audit import proof_of
 
     gc.disable()  # a short process: each collection would walk up to 100,000 snapshots
     if is_config(target):

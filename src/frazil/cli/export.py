@@ -27,10 +27,10 @@ def export(
     """
     import tomli_w
 
-    from frazil.config.document import document_of
     from frazil.config.model import load
-    from frazil.sql.config_statements import sql_of
+    from frazil.config.serializer import document_of
     from frazil.sql.definitions import config_of_file
+    from frazil.sql.export import sql_of
 
     if to_sql and to_toml:
         raise ConfigError("cannot export as SQL and as TOML at once: expected --sql or --toml")

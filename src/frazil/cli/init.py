@@ -50,7 +50,7 @@ def init(
     yes: Unasked = False,
 ) -> Report:
     """Look at a topic and write a commented config for it; nothing is overwritten."""
-    from frazil.ops import new_config
+    from frazil.ops import config_proposal
     from frazil.ops.topic_sample import sample_topic, topic_names
 
     asking = sys.stdin.isatty() and not yes
@@ -75,17 +75,17 @@ def init(
         samples = [sample_topic(reading, name, registered, known) for name in topics]
     for sample in samples:
         progress.print(f"{sample.topic}: {sample.because}", highlight=False, soft_wrap=True)
-    identity = sink or new_config.name_of(topics[0])
-    names = [new_config.name_of(name) for name in topics]
+    identity = sink or config_proposal.name_of(topics[0])
+    names = [config_proposal.name_of(name) for name in topics]
     tables = table or [_asked("the table", f"streams.{name}", asking) for name in names]
     _check_count(tables, topics)
-    wishes = new_config.Wishes(
+    wishes = config_proposal.Wishes(
         settings, registered, _catalog(_pairs("--catalog", catalog), asking), identity, tables
     )
-    made = new_config.new_config(samples, wishes)
+    made = config_proposal.new_config(samples, wishes)
     if output != "-":
         made.file = output or f"{identity}.toml"
-        new_config.write_new(Path(made.file), made.text)
+        config_proposal.write_new(Path(made.file), made.text)
     return made
 
 

@@ -13,7 +13,7 @@ from typing import ClassVar
 from pyspark.sql import SparkSession
 from rich.console import Console
 
-from frazil.cli.commit_lines import CommitLines
+from frazil.cli.run_output import RunOutput
 from frazil.cli.signals import StopSignal
 from frazil.config.model import Config
 from frazil.errors import FrazilError
@@ -43,7 +43,7 @@ class RunCommand:
 
     def __post_init__(self) -> None:
         self._say = partial(self.console.print, markup=False, highlight=False, soft_wrap=True)
-        self._commits = CommitLines(
+        self._commits = RunOutput(
             self.config,
             self._say,
             lead=f"sink {self.config.sink.id}: ",

@@ -13,14 +13,14 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from frazil.cli.commit_lines import CommitLines
 from frazil.cli.run import with_monitoring
+from frazil.cli.run_output import RunOutput
 from frazil.cli.signals import StopSignal
 from frazil.config.model import Config
 from frazil.errors import counted
 from frazil.monitoring.http import MonitoringServer
 from frazil.monitoring.observer import Observer
-from frazil.monitoring.of_config import forget, monitoring_of
+from frazil.monitoring.setup import forget, monitoring_of
 from frazil.render import Line
 from frazil.service.definitions import source_of
 from frazil.service.service import Service
@@ -57,7 +57,7 @@ class ServiceCommand:
         self._spark_level = spark_level
         self._began = time.monotonic()
         #: of all runs of a sink together
-        self._lines: dict[str, CommitLines] = {}
+        self._lines: dict[str, RunOutput] = {}
         #: open until the process ends, also while no sink that uses one runs
         self._servers: dict[str, MonitoringServer] = {}
         self.exit_code = 0
@@ -115,7 +115,7 @@ class ServiceCommand:
     def _observers_of(self, config: Config) -> list[Observer]:
         sink = config.sink.id
         if sink not in self._lines:
-            self._lines[sink] = CommitLines(config, partial(self._show, sink))
+            self._lines[sink] = RunOutput(config, partial(self._show, sink))
         config = with_monitoring(config, self._metrics, self._health_file)
         address = config.metrics.address
         if address and address not in self._servers and address.rpartition(":")[2] != "0":

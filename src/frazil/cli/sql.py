@@ -83,7 +83,7 @@ def _argument(name: str, text: str) -> tuple[str, str]:
 
 def _execute(session: Any, texts: Sequence[tuple[str, str]], as_json: bool) -> int:
     """All statements, if all can be read, up to the first that fails; the exit code is its."""
-    from frazil.sql.builder import read_statements
+    from frazil.sql.tree_reader import read_statements
 
     statements = [
         statement for name, text in texts for statement in read_statements(text, Path(name).name)

@@ -22,12 +22,12 @@ from frazil.cli.app import stop
 from frazil.cli.sql_session import SqlSession
 from frazil.errors import ConfigError, FrazilError
 from frazil.render import output, show
-from frazil.sql.builder import read_statements
 from frazil.sql.completion import complete
 from frazil.sql.definitions import LoadedDefinitions
-from frazil.sql.documents import Objects
+from frazil.sql.document_builder import Objects
 from frazil.sql.lexer import is_open
 from frazil.sql.source_text import masked
+from frazil.sql.tree_reader import read_statements
 
 _PROMPT, _CONTINUED = "frazil> ", "     -> "
 _ENDS = ("exit", "quit", r"\q")

@@ -23,10 +23,10 @@ from frazil.service.changes import LEFT_BEHIND, LIVE, REFUSED, RESTART, changes
 from frazil.sql.connections import TYPES
 from frazil.sql.definition_changes import AppliedStatement, apply
 from frazil.sql.definition_files import DefinitionStore, MemoryStore
+from frazil.sql.definition_set import config_of, dependents
 from frazil.sql.definitions import RUNNING, LoadedDefinitions, home_of, loaded, sink_definitions
-from frazil.sql.documents import connection_properties, named, query_of
-from frazil.sql.objects import config_of, dependents
-from frazil.sql.statement_text import create_text
+from frazil.sql.document_builder import connection_properties, named, query_of
+from frazil.sql.formatter import create_text
 from frazil.sql.statements import (
     Alter,
     Command,
@@ -259,7 +259,7 @@ class SqlSession:
         return StatementReport("VALIDATE CONNECTION", command.name, values, shown, report.exit_code)
 
     def _audit(self, definitions: LoadedDefinitions, command: Command) -> StatementReport:
-        from frazil.cli.proof import proof_of
+        from frazil.cli.audit import proof_of
 
         config, _ = self._config(definitions, command)
         proof = proof_of(config, say=(lambda _: None) if self._quiet else progress.print)

@@ -20,7 +20,7 @@ from frazil.errors import ConfigError, IdentityMismatch, SchemaMismatch
 from frazil.ledger.sink_state import REPLAY
 from frazil.ledger.staged_batch import StagedBatch
 from frazil.pipeline.isolation import StationFailed, noticing
-from frazil.pipeline.needs import needed
+from frazil.pipeline.missing_columns import needed
 from frazil.pipeline.projection import NO_METADATA, MetadataColumns
 from frazil.pipeline.table_plan import TablePlan
 from frazil.pipeline.upsert import deleted_keys_columns, deleted_keys_version

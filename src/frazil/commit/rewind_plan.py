@@ -26,8 +26,8 @@ import pyarrow.compute as pc
 from frazil.errors import ConfigError, counted
 from frazil.iceberg.table import Snapshot
 from frazil.ledger import index
-from frazil.ledger.columns import RANGE_COLUMNS
 from frazil.ledger.entry import PREFIX, LedgerEntry, head, parse
+from frazil.ledger.range_columns import RANGE_COLUMNS
 from frazil.ledger.sink_state import STREAM
 from frazil.offsets import Cut, Partition, Range
 

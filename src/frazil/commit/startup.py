@@ -19,8 +19,8 @@ from pyspark.sql import SparkSession
 from frazil.commit.protocol import TableCommitter
 from frazil.commit.recovery import Recovered, Recovery
 from frazil.commit.rewind_note import refuse_unfinished
+from frazil.commit.table_checks import forgotten, index_mismatch, unindexed
 from frazil.commit.table_configs import TableConfigs
-from frazil.commit.table_doubts import forgotten, index_mismatch, unindexed
 from frazil.commit.table_schemas import TableSchemas
 from frazil.commit.tables import (
     AnnouncedTables,

@@ -17,14 +17,14 @@ from frazil.config.model import Config
 from frazil.config.sections import NEVER, TableConfig
 from frazil.config.units import duration
 from frazil.errors import FrazilError
-from frazil.maintenance.rewrite_data_files import RewriteDataFiles
-from frazil.maintenance.tasks import (
+from frazil.iceberg.maintenance_tasks import (
     ExpireSnapshots,
     MaintenanceTask,
     RewriteIndexFiles,
     advice,
     retention,
 )
+from frazil.iceberg.rewrite_data_files import RewriteDataFiles
 from frazil.offsets import Cut
 from frazil.sources.base import StreamState
 from frazil.steps import MAINTAINED, Step

@@ -21,14 +21,14 @@ from frazil.errors import ConfigError, IdentityMismatch, SchemaMismatch
 from frazil.files.writer import PARQUET, WriterSpec, check
 from frazil.iceberg import schema
 from frazil.iceberg.java import JavaCatalog
+from frazil.iceberg.maintenance_tasks import CREATED_BY
 from frazil.iceberg.static_table import COLUMNS_PROPERTY
 from frazil.iceberg.table import SchemaUpdate, Table
 from frazil.ledger import index
 from frazil.ledger.tags import filled_by
-from frazil.maintenance.tasks import CREATED_BY
 from frazil.pipeline.evolution import together
 from frazil.pipeline.json_source import with_fixed
-from frazil.pipeline.needs import aliases_of
+from frazil.pipeline.missing_columns import aliases_of
 from frazil.pipeline.projection import MetadataColumns
 from frazil.pipeline.table_plan import TablePlan
 from frazil.pipeline.upsert import deletes_shape

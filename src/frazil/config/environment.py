@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from frazil.config import origins
-from frazil.config.checked_section import check_section
 from frazil.config.messages import within
+from frazil.config.section_builder import check_section
 from frazil.config.settings import SECRET, is_reference, settings_of
 from frazil.errors import ConfigError
 

@@ -20,15 +20,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from frazil.config import origins
-from frazil.config.checked_section import (
+from frazil.config.checks import check, check_catalog, check_stream
+from frazil.config.environment import overlay
+from frazil.config.messages import argument, nearest, placed, within
+from frazil.config.section_builder import (
     check_section,
     numbered_sections,
     section_of,
     section_title,
 )
-from frazil.config.checks import check, check_catalog, check_stream
-from frazil.config.environment import overlay
-from frazil.config.messages import argument, nearest, placed, within
 from frazil.config.sections import (
     CatalogConfig,
     CompletenessConfig,

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from frazil.config.checked_section import CheckedSection
+from frazil.config.section_builder import CheckedSection
 from frazil.config.settings import Settings
 from frazil.config.units import duration
 from frazil.errors import ConfigError

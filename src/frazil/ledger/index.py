@@ -21,8 +21,8 @@ from frazil.errors import SchemaMismatch
 from frazil.files.writer import TableWriter, WriterSpec, file_io
 from frazil.iceberg.table import LiveFile, Snapshot
 from frazil.ledger.entry import LedgerEntry
-from frazil.ledger.index_ends import ENDS as ENDS
-from frazil.ledger.index_ends import ends as ends
+from frazil.ledger.index_positions import ENDS as ENDS
+from frazil.ledger.index_positions import ends as ends
 from frazil.ledger.sink_state import STREAM
 from frazil.ledger.staged_batch import StagedBatch, StagedTable
 from frazil.offsets import Range

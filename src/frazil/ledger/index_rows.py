@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from frazil.ledger.columns import (
+from frazil.ledger.range_columns import (
     INDEXED_OUTCOMES,
     RANGE_COLUMNS,
     RangeColumns,

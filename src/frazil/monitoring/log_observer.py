@@ -15,8 +15,8 @@ from typing import Any
 
 from frazil.config.model import Config
 from frazil.errors import FrazilError, counted
+from frazil.monitoring.health_state import WAITING, Verdict
 from frazil.monitoring.sink_health import SinkHealth, place_of
-from frazil.monitoring.verdict import WAITING, Verdict
 from frazil.run import Run
 from frazil.steps import COMMIT_FAILED, Step
 

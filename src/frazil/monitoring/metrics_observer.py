@@ -15,12 +15,12 @@ from frazil.config.model import Config
 from frazil.config.units import duration
 from frazil.errors import ConfigError, Conflict, Fenced, FrazilError
 from frazil.monitoring import metrics as names
+from frazil.monitoring.health_state import STATES
 from frazil.monitoring.http import MonitoringServer
 from frazil.monitoring.metrics import REGISTRY, Labels, Metric
 from frazil.monitoring.probes import Probes
 from frazil.monitoring.prometheus import metrics_page
 from frazil.monitoring.sink_health import SinkHealth
-from frazil.monitoring.verdict import STATES
 from frazil.offsets import Partition
 from frazil.pipeline.chunk_result import KINDS
 from frazil.run import Run

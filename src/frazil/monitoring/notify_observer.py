@@ -17,9 +17,9 @@ from frazil.config.model import Config
 from frazil.config.secret_values import secret_values
 from frazil.config.sections import EVENTS
 from frazil.errors import Fenced, FrazilError, counted
+from frazil.monitoring.health_state import WAITING
 from frazil.monitoring.notifier import Notifier
 from frazil.monitoring.sink_health import SinkHealth, place_of
-from frazil.monitoring.verdict import WAITING
 from frazil.run import Run
 from frazil.steps import Step
 

@@ -23,7 +23,7 @@ from frazil.errors import FrazilError
 from frazil.monitoring import metrics as names
 from frazil.monitoring.lag import LagTracker
 from frazil.monitoring.metrics import REGISTRY, SinkMetrics
-from frazil.monitoring.processes import memory
+from frazil.monitoring.process_memory import memory
 from frazil.offsets import Cut, Partition
 from frazil.spark.open_table import opener
 

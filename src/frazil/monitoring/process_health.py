@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from frazil.errors import ConfigError
+from frazil.monitoring.health_state import STOPPED
 from frazil.monitoring.periodic import Periodic
 from frazil.monitoring.sink_health import SinkHealth, moment
-from frazil.monitoring.verdict import STOPPED
 
 #: Seconds between two writes of a health file.
 FILE_SECONDS = 5.0

@@ -25,7 +25,7 @@ from frazil.config.secret_values import masked, secret_values
 from frazil.config.sections import AUTO, AVAILABLE_NOW
 from frazil.config.units import duration
 from frazil.errors import TRY_AGAIN, ConfigError, Fatal, FrazilError
-from frazil.monitoring.verdict import (
+from frazil.monitoring.health_state import (
     CATCHING_UP,
     OK,
     WAITING,

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from frazil.config.every_error import ConfigErrors, every_error
+from frazil.config.error_list import ConfigErrors, every_error
 from frazil.config.model import Config
 from frazil.config.settings import resolve
 from frazil.errors import ConfigError, FrazilError, counted

@@ -35,7 +35,9 @@ from numpy.typing import NDArray
 from frazil.accounting import OutcomeCounts, RangeCounts
 from frazil.iceberg.table import DataFile, Snapshot
 from frazil.ledger import index
-from frazil.ledger.columns import (
+from frazil.ledger.entry import PREFIX, LedgerEntry, parse
+from frazil.ledger.index import Located
+from frazil.ledger.range_columns import (
     INDEXED_OUTCOMES,
     RANGE_COLUMNS,
     RangeColumns,
@@ -44,8 +46,6 @@ from frazil.ledger.columns import (
     of_rows,
     select,
 )
-from frazil.ledger.entry import PREFIX, LedgerEntry, parse
-from frazil.ledger.index import Located
 from frazil.ledger.sink_state import STREAM
 from frazil.ledger.staged_batch import StagedTable
 from frazil.offsets import BATCHES, Cut, Partition, Range, join

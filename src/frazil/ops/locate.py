@@ -19,9 +19,9 @@ from frazil.config.model import Config
 from frazil.errors import ConfigError
 from frazil.iceberg.static_table import COLUMNS_PROPERTY, ReadOnlyTable
 from frazil.iceberg.table import DataFile, Snapshot
-from frazil.ledger.columns import INDEXED_OUTCOMES, RANGE_COLUMNS
 from frazil.ledger.completeness import Timestamp
 from frazil.ledger.entry import PREFIX, OperatorNote, entries, own_entry
+from frazil.ledger.range_columns import INDEXED_OUTCOMES, RANGE_COLUMNS
 from frazil.ledger.sink_state import REPLAY, STREAM, index_entry, known_tables
 from frazil.offsets import Partition, Range
 from frazil.render import Line

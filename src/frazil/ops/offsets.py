@@ -1,6 +1,6 @@
 """`frazil offsets`: the position of a stream, and an operator's decisions about it.
 
-`preview` plans a decision; `apply` applies it, as a run of one batch (`sources.intervention`).
+`preview` plans a decision; `apply` applies it, as a run of one batch (`sources.operator_decision`).
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ from frazil.offsets import BATCHES, Cut, Partition, Range
 from frazil.ops.startup_checks import doubt_lines, error_values, in_doubt
 from frazil.render import Line, text_table
 from frazil.sink import Sink
-from frazil.sources.intervention import (
+from frazil.sources.operator_decision import (
     EARLIEST,
     LATEST,
-    Intervention,
-    InterventionSource,
+    OperatorDecision,
+    OperatorDecisionSource,
     WantedPosition,
     decide,
     overtaken,
@@ -68,7 +68,7 @@ class OffsetsPlan:
     sink: str
     index: str
     wanted: WantedPosition
-    decision: Intervention
+    decision: OperatorDecision
     position: Cut
     #: staged batches, which are committed first
     staged: int
@@ -220,10 +220,10 @@ def apply(
     config: Config, spark: SparkSession, plan: OffsetsPlan, note: OperatorNote
 ) -> OffsetsPlan:
     """Apply the plan; running processes of the sink are fenced."""
-    source = partial(InterventionSource, wanted=plan.wanted, note=note, expected=plan.now)
+    source = partial(OperatorDecisionSource, wanted=plan.wanted, note=note, expected=plan.now)
     sink = Sink(config, source=source)
     sink.once(spark)
-    assert isinstance(sink.source, InterventionSource)
+    assert isinstance(sink.source, OperatorDecisionSource)
     decision = sink.source.decision
     return replace(
         plan, decision=decision, note=replace(note, result=decision.says), epoch=sink.epoch

@@ -11,11 +11,11 @@ from pyspark.sql import SparkSession
 from frazil.commit.protocol import TableCommitter
 from frazil.config.model import Config
 from frazil.errors import IdentityMismatch
+from frazil.iceberg import maintenance_tasks
 from frazil.iceberg.java import JavaCatalog
 from frazil.iceberg.java_table import JavaTable
 from frazil.iceberg.live_files import place, refuse_shared
 from frazil.ledger.sink_state import known_tables, staged_batches
-from frazil.maintenance import tasks
 from frazil.sources.dead_letters import replaying
 
 #: Age in seconds from which an unreferenced Iceberg file belongs to no commit in progress: in the
@@ -70,10 +70,10 @@ def orphans(
     live = [path for table in tables for path in _referenced(config, spark, table)]
     leftovers = []
     for table, files, old in listed:
-        ours = tasks.orphan_files(
+        ours = maintenance_tasks.orphan_files(
             files, sink=config.sink.id, epoch=entry.epoch, referenced=live, staged=stored
         )
-        leftovers += [(table, path) for path in (*tasks.abandoned(old, live), *ours)]
+        leftovers += [(table, path) for path in (*maintenance_tasks.abandoned(old, live), *ours)]
     if config.dead_letters:
         leftovers += orphans(replaying(config), spark, older_than)
     return list(dict.fromkeys(leftovers))

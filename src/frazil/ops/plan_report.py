@@ -18,7 +18,7 @@ from frazil.config.model import Config
 from frazil.config.sections import AUTO, NEVER, TableConfig
 from frazil.errors import FrazilError, counted
 from frazil.format_version import KEY
-from frazil.iceberg.planned_table import PlannedTable
+from frazil.iceberg.memory_table import MemoryTable
 from frazil.iceberg.table import SchemaUpdate
 from frazil.ops.start_plan import StartPlan, roles
 from frazil.render import Line
@@ -172,7 +172,7 @@ def _change_text(change: dict[str, Any]) -> str:
     }[change["change"]]
 
 
-def _planned(table: PlannedTable) -> dict[str, Any]:
+def _planned(table: MemoryTable) -> dict[str, Any]:
     changes = table.changes
     if changes.created:
         schema = Schema.model_validate_json(table.schema)

@@ -3,7 +3,7 @@
 In: a config, and a function that opens tables read-only. Out: `StartPlan`: tables to create, to
 change and to leave, the position, the records that wait, what a start would refuse. The code of a
 start itself runs (`commit.startup`, `commit.provisioning`, the source's sample), on tables whose
-changes stay in memory (`iceberg.planned_table`): so plan and start cannot differ but by what
+changes stay in memory (`iceberg.memory_table`): so plan and start cannot differ but by what
 happens in between. Kafka is read, the catalog is read, nothing is written. Runs on the driver;
 Spark is needed only for a `[transform]` and where only Spark can open the catalog.
 """
@@ -21,7 +21,7 @@ from frazil.commit.startup import Startup
 from frazil.config.model import Config
 from frazil.errors import FrazilError, cause
 from frazil.iceberg.file_io import FileStore, NeedsSpark, local
-from frazil.iceberg.planned_table import PlannedCatalog, PlannedTable
+from frazil.iceberg.memory_table import MemoryCatalog, MemoryTable
 from frazil.kafka.range_source import BatchGathering
 from frazil.ledger.sink_state import index_entry
 from frazil.ledger.staged_batch import StagedBatch
@@ -30,7 +30,7 @@ from frazil.ops.startup_checks import error_values
 from frazil.retry import Retry
 from frazil.sink import MicroBatches
 from frazil.sources.base import BatchSource, BatchTables, StreamState
-from frazil.sources.of_config import refuse_keys, source_of
+from frazil.sources.factory import refuse_keys, source_of
 from frazil.spark.open_table import Open
 
 #: How long a broker may be silent: a plan answers in seconds, a start waits longer.
@@ -47,7 +47,7 @@ class StartPlan:
     position: Cut = field(default_factory=Cut)
     ends: Cut = field(default_factory=Cut)
     staged: list[StagedBatch] = field(default_factory=list)
-    tables: dict[str, PlannedTable] = field(default_factory=dict)
+    tables: dict[str, MemoryTable] = field(default_factory=dict)
     #: table → why records for it would be rejected, or its batches wait
     refused: dict[str, str] = field(default_factory=dict)
     #: what would stop the start
@@ -85,7 +85,7 @@ def start_plan(config: Config, opened: Open, spark: Any = None) -> StartPlan:
         sink = dataclasses.replace(sink, checkpoint_location="")
     config = dataclasses.replace(config, sink=sink)
     plan = StartPlan(config.sink.id, config.index_table)
-    catalog = PlannedCatalog(
+    catalog = MemoryCatalog(
         opened,
         lambda name: new_location(config, name),
         FileStore(config.catalog.properties.resolved()),

@@ -1,7 +1,7 @@
 """Tables that would stop the next start of a sink, or that wait for an operator.
 
 In: the config, and tables read from their metadata files. Out: table → kind of error, message and
-hint. The checks are those of a start (`commit.table_doubts`); nothing is written, and Spark is not
+hint. The checks are those of a start (`commit.table_checks`); nothing is written, and Spark is not
 started.
 """
 
@@ -16,13 +16,13 @@ from rich.text import Text
 
 from frazil.commit.protocol import TableCommitter
 from frazil.commit.rewind_note import refuse_unfinished
-from frazil.commit.table_doubts import forgotten, index_mismatch, unindexed
+from frazil.commit.table_checks import forgotten, index_mismatch, unindexed
 from frazil.config.model import Config
 from frazil.config.sections import deleted_keys_table
 from frazil.errors import FrazilError, IdentityMismatch
 from frazil.iceberg.static_table import ReadOnlyTable
 from frazil.iceberg.table import Table
-from frazil.ledger.index_ends import ENDS, ends
+from frazil.ledger.index_positions import ENDS, ends
 from frazil.ledger.sink_state import announced_tables, index_entry
 from frazil.spark.open_table import Open
 

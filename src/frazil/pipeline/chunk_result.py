@@ -18,7 +18,7 @@ from frazil.formats.decode_result import UndecodableRecord
 from frazil.kafka.record_batch import Longs, RawRecords, no_headers
 from frazil.offsets import Partition
 from frazil.pipeline.evolution import Aliases
-from frazil.pipeline.needs import add_need, needed
+from frazil.pipeline.missing_columns import add_need, needed
 from frazil.pipeline.projection import moments
 
 #: Kinds of rejected records, as the guide to dead letters explains them.

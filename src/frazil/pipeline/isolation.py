@@ -29,7 +29,7 @@ from frazil.kafka.record_batch import RawRecords
 from frazil.offsets import Partition
 from frazil.pipeline.chunk import ChunkPipeline
 from frazil.pipeline.chunk_result import ChunkResult, Rejection, without_offsets
-from frazil.pipeline.needs import add_need
+from frazil.pipeline.missing_columns import add_need
 from frazil.pipeline.routing import Route
 from frazil.pipeline.table_plan import TablePlan
 

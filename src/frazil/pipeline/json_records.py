@@ -29,7 +29,7 @@ from frazil.pipeline.evolution import together
 from frazil.pipeline.field_text import peek
 from frazil.pipeline.fitting import OP, UNAVAILABLE, TableFitter, not_carried, table_changes
 from frazil.pipeline.json_source import JsonSource
-from frazil.pipeline.needs import add_need, voted
+from frazil.pipeline.missing_columns import add_need, voted
 from frazil.pipeline.routing import Route
 from frazil.pipeline.table_plan import LOG, ChunkPlan, TablePlan
 

@@ -40,8 +40,8 @@ from frazil.config.select import (
 )
 from frazil.formats.declared_columns import arrow_type
 from frazil.kafka.record_batch import HEADERS, no_headers
-from frazil.pipeline.checked_cast import CastMismatch, as_plain, by_distinct, checked_cast
 from frazil.pipeline.field_text import header_values
+from frazil.pipeline.strict_cast import CastMismatch, as_plain, by_distinct, strict_cast
 
 _STARS = "***"
 
@@ -210,7 +210,7 @@ class _Evaluation:
         if isinstance(array, pa.ChunkedArray):
             array = array.combine_chunks()
         if isinstance(of, Cast):
-            return checked_cast(array, of.kind), nullable
+            return strict_cast(array, of.kind), nullable
         if isinstance(of, Mask):
             return _masked(_text(array, "mask"), of.keep), nullable
         return self._digest(array, of.salt), nullable
@@ -270,7 +270,7 @@ def _text(array: pa.Array, function: str) -> pa.Array:
         raise Unselectable(
             f"{function} takes text, whole numbers, decimals and UUIDs, found {kind}"
         )
-    return checked_cast(array, ColumnType("string"))
+    return strict_cast(array, ColumnType("string"))
 
 
 def _masked(texts: pa.Array, keep: int) -> pa.Array:

@@ -43,7 +43,7 @@ from frazil.pipeline.isolation import (
     noticing,
     unwritable,
 )
-from frazil.pipeline.needs import add_need
+from frazil.pipeline.missing_columns import add_need
 from frazil.pipeline.projection import MetadataColumns, project_rows
 from frazil.pipeline.sandbox import Sandbox, around
 from frazil.pipeline.table_plan import ChunkPlan, TablePlan

@@ -22,7 +22,7 @@ from frazil.errors import ConfigError, Conflict, Unwritable, from_traceback
 from frazil.formats import schema_sample
 from frazil.iceberg.java_errors import FAILED
 from frazil.pipeline.json_source import JsonSource
-from frazil.pipeline.needs import add_need
+from frazil.pipeline.missing_columns import add_need
 from frazil.pipeline.routing import RoutingRules
 from frazil.pipeline.selection import SelectPlan
 from frazil.pipeline.table_plan import NewTable

@@ -1,9 +1,9 @@
 """A class-data archive for the driver's JVM: Spark and Iceberg load from it in half the time.
 
-`python -m frazil.spark.class_archive` runs a small stream (`class_loading`) and has its JVM write
-the classes that it loaded into the cache beside the jars, about 170 MB. Sessions use the archive if
-it exists. The JVM itself checks its own version and every jar of the archive, and ignores an
-archive that does not match.
+`python -m frazil.spark.class_archive` runs a small stream (`class_archive_training`) and has its
+JVM write the classes that it loaded into the cache beside the jars, about 170 MB. Sessions use the
+archive if it exists. The JVM itself checks its own version and every jar of the archive, and
+ignores an archive that does not match.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def build() -> None:
         written = Path(folder, "classes.jsa")
         # The JVM inherits stdout, so this returns when the JVM has ended, too.
         run = subprocess.run(
-            [sys.executable, "-m", "frazil.spark.class_loading", folder],
+            [sys.executable, "-m", "frazil.spark.class_archive_training", folder],
             env={**os.environ, _WRITE_TO: str(written)},
             capture_output=True,
             text=True,

@@ -13,12 +13,12 @@ from typing import NamedTuple
 from frazil.config.sections import MODES
 from frazil.errors import SqlError
 from frazil.sql.connections import CATALOGS, TYPES, known_options
-from frazil.sql.documents import Objects
+from frazil.sql.document_builder import Objects
+from frazil.sql.formatter import name_text
 from frazil.sql.lexer import RawStatement, RawToken, statements
 from frazil.sql.option_names import UnknownOption, option_names, setting_of, type_of
 from frazil.sql.parser import expected_terminals
 from frazil.sql.source_text import SourceText
-from frazil.sql.statement_text import name_text
 from frazil.sql.statements import Connection
 
 #: Word before a name → the kinds of objects that it may name.

@@ -11,15 +11,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from frazil.errors import Conflict, FrazilError
-from frazil.sql.builder import read_statements
 from frazil.sql.definition_files import DefinitionStore, StoredTexts
+from frazil.sql.definition_set import Changes, changes
 from frazil.sql.definitions import RUNNING, STOPPED, LoadedDefinitions, home_of, loaded
-from frazil.sql.documents import named
+from frazil.sql.document_builder import named
+from frazil.sql.formatter import create_text, name_text
 from frazil.sql.lexer import statements
-from frazil.sql.objects import Changes, changes
 from frazil.sql.source_text import SourceText
-from frazil.sql.statement_text import create_text, name_text
 from frazil.sql.statements import Command, Create, SinkStatement, Statement, key_of
+from frazil.sql.tree_reader import read_statements
 
 #: How often a statement is applied again where others change the definitions, too.
 _TRIES = 20

@@ -23,16 +23,15 @@ from typing import NamedTuple
 from frazil.config.model import Config, load
 from frazil.config.origins import Origins
 from frazil.errors import ConfigError, SqlError, counted
-from frazil.sql.builder import read_statements
 from frazil.sql.definition_files import (
     DefinitionFiles,
     DefinitionStore,
     StoredTexts,
     read_file,
 )
-from frazil.sql.documents import document
-from frazil.sql.objects import changes, config_of
-from frazil.sql.statement_text import create_text, name_text
+from frazil.sql.definition_set import changes, config_of
+from frazil.sql.document_builder import document
+from frazil.sql.formatter import create_text, name_text
 from frazil.sql.statements import (
     Alter,
     Command,
@@ -43,6 +42,7 @@ from frazil.sql.statements import (
     SinkStatement,
     key_of,
 )
+from frazil.sql.tree_reader import read_statements
 
 RUNNING, STOPPED = "running", "stopped"
 

@@ -26,7 +26,7 @@ from frazil.offsets import Partition
 from frazil.pipeline.chunk import ChunkPipeline
 from frazil.pipeline.chunk_result import ChunkResult, ChunkWork, Rejection
 from frazil.pipeline.column_records import ColumnRecords
-from frazil.pipeline.needs import add_need, aliases_of, needed
+from frazil.pipeline.missing_columns import add_need, aliases_of, needed
 from frazil.pipeline.projection import MetadataColumns
 from frazil.pipeline.routing import SKIP, RoutingRules
 from frazil.pipeline.table_plan import ChunkPlan, TablePlan

@@ -44,10 +44,10 @@ from frazil.files.rewrite import (
     rewrite,
 )
 from frazil.files.writer import WriterSpec
+from frazil.iceberg.maintenance_tasks import MaintenanceTask, RewriteAttempt
 from frazil.iceberg.table import ManifestEntry, Snapshot, Table
 from frazil.ledger import index
 from frazil.ledger.entry import PREFIX
-from frazil.maintenance.tasks import MaintenanceTask, RewriteAttempt
 from frazil.retry import Clock
 
 #: Summary key of a compaction's snapshot, which is no ledger entry: the id of the round.

@@ -44,7 +44,7 @@ class Wishes:
 
 
 @dataclass
-class NewConfig:
+class ConfigProposal:
     JSON: ClassVar = "file sink proposals variables"
 
     sink: str
@@ -68,7 +68,7 @@ class NewConfig:
             yield f"  frazil {command} {self.file}"
 
 
-def new_config(samples: Sequence[TopicSample], wishes: Wishes) -> NewConfig:
+def new_config(samples: Sequence[TopicSample], wishes: Wishes) -> ConfigProposal:
     formats = {(sample.format, sample.debezium) for sample in samples}
     if len(formats) > 1:
         kinds = ", ".join(f"{sample.topic}: {sample.format}" for sample in samples)
@@ -108,7 +108,7 @@ def new_config(samples: Sequence[TopicSample], wishes: Wishes) -> NewConfig:
         for key, value, why in lines
         if why
     ]
-    return NewConfig(wishes.sink, text, proposals, variables)
+    return ConfigProposal(wishes.sink, text, proposals, variables)
 
 
 def _text(sections: Sequence[tuple[str, Sequence[Line]]]) -> str:

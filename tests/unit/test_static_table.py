@@ -1,5 +1,5 @@
 """Iceberg's files read without a JVM. The metadata is written here by hand, as the spec says, and
-by pyiceberg's own writers; what Java writes is read in `tests/system/test_plain.py`."""
+by pyiceberg's own writers; what Java writes is read in `tests/system/test_static_table.py`."""
 
 from __future__ import annotations
 

@@ -16,7 +16,9 @@ from hypothesis import strategies as st
 from frazil.accounting import OutcomeCounts
 from frazil.auditing.ranges import joints
 from frazil.errors import Fatal
-from frazil.ledger.columns import (
+from frazil.ledger.entry import LedgerEntry, joined, parse, split
+from frazil.ledger.packing import pack
+from frazil.ledger.range_columns import (
     RangeColumns,
     by_partition,
     codes,
@@ -24,8 +26,6 @@ from frazil.ledger.columns import (
     of_entries,
     of_rows,
 )
-from frazil.ledger.entry import LedgerEntry, joined, parse, split
-from frazil.ledger.packing import pack
 from frazil.offsets import BATCHES, Cut, Partition, Range
 
 SpanRow = tuple[int, Partition, int, int, OutcomeCounts]

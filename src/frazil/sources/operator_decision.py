@@ -64,7 +64,7 @@ class WantedPosition:
 
 
 @dataclass(frozen=True, slots=True)
-class Intervention:
+class OperatorDecision:
     """The effect of a request."""
 
     JSON: ClassVar = "lost begin says"
@@ -95,7 +95,7 @@ def decide(
     now: TopicIdentity,
     marks: Watermarks,
     epoch: str,
-) -> Intervention:
+) -> OperatorDecision:
     """Pure. `known`: topic identity in the ledger; `now`, `marks`: Kafka's answers, under the
     ledger's names; `epoch`: the suffix of topics that are read as new ones."""
     if wanted.did != "adopt-topic":
@@ -109,7 +109,7 @@ def decide(
 
 def _accepted(
     wanted: WantedPosition, position: Cut, known: TopicIdentity, marks: Watermarks
-) -> Intervention:
+) -> OperatorDecision:
     for lost in wanted.lost:
         offset, low = _offset_of(lost.partition, position), marks.low.get(lost.partition)
         if low is None or lost.start != offset or lost.end <= lost.start:
@@ -123,7 +123,7 @@ def _accepted(
             )
     offsets = sum(map(len, wanted.lost))
     origin = known.without(lost.partition for lost in wanted.lost)
-    return Intervention(wanted.lost, origin=origin, says=f"{offsets} offsets accepted as lost")
+    return OperatorDecision(wanted.lost, origin=origin, says=f"{offsets} offsets accepted as lost")
 
 
 def _adopted(
@@ -133,7 +133,7 @@ def _adopted(
     now: TopicIdentity,
     marks: Watermarks,
     epoch: str,
-) -> Intervention:
+) -> OperatorDecision:
     # Without topic ids only another cluster shows that topics are others.
     moved = known.cluster not in ("", now.cluster)
     others = {
@@ -180,12 +180,12 @@ def _adopted(
     same = known.leaders if known.cluster in ("", now.cluster) else {}
     kept = {p: leader for p, leader in same.items() if p.topic not in taken}
     origin = TopicIdentity(now.cluster, {**known.topics, **topics}, kept)
-    return Intervention(begin=begin, origin=origin, says=says)
+    return OperatorDecision(begin=begin, origin=origin, says=says)
 
 
 def _rebased(
     wanted: WantedPosition, position: Cut, known: TopicIdentity, marks: Watermarks, epoch: str
-) -> Intervention:
+) -> OperatorDecision:
     names = newest_names(position.topics)
     to: dict[Partition, int] = {}
     for (topic, number), offset in wanted.to.items():
@@ -209,7 +209,7 @@ def _rebased(
     if ahead:
         offsets = sum(map(len, ahead))
         origin = known.without(r.partition for r in ahead)
-        return Intervention(tuple(ahead), origin=origin, says=f"{offsets} offsets given up")
+        return OperatorDecision(tuple(ahead), origin=origin, says=f"{offsets} offsets given up")
     called = {p.topic: f"{p.kafka_topic}@{epoch}" for p in back}
     moved = {p: back.get(p, o) for p, o in current.items() if p.topic in called}
     missing = [p for p, o in moved.items() if o < marks.low.get(p, 0)]
@@ -223,7 +223,7 @@ def _rebased(
     again = sum(current[p] - min(offset, current[p]) for p, offset in back.items())
     says = ", ".join(f"{old} is read on as {new}" for old, new in called.items())
     says += f"; {again} offsets come again, or others in their place" if again else ""
-    return Intervention(
+    return OperatorDecision(
         begin=begin,
         says=says,
         origin=TopicIdentity(known.cluster, {**known.topics, **topics}, known.leaders),
@@ -242,7 +242,7 @@ def planner_for(config: Config, known: TopicIdentity, wanted: WantedPosition) ->
     return Planner.of(config, known, trusting=wanted.did == "adopt-topic")
 
 
-class InterventionSource(BatchSource[BatchRun]):
+class OperatorDecisionSource(BatchSource[BatchRun]):
     """One batch: the decision alone."""
 
     upserts = True
@@ -270,7 +270,7 @@ class InterventionSource(BatchSource[BatchRun]):
         self._note = note
         self._expected = expected
         self._epoch = 0
-        self.decision = Intervention()
+        self.decision = OperatorDecision()
 
     def template(self, table: str) -> str:
         return self._plans.template(table)

@@ -31,7 +31,7 @@ class CastMismatch(ValueError):
     """A type that is never cast so, or a value that the type cannot hold."""
 
 
-def checked_cast(array: pa.Array, kind: ColumnType) -> pa.Array:
+def strict_cast(array: pa.Array, kind: ColumnType) -> pa.Array:
     """The array in the type. Raises `CastMismatch`."""
     array, target = as_plain(array), arrow_type(kind)
     if pa.types.is_null(array.type):

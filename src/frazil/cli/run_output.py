@@ -18,7 +18,7 @@ from frazil.steps import Step
 _SHOWN = 8
 
 
-class CommitLines:
+class RunOutput:
     """An observer of a sink's runs, which counts their records."""
 
     def __init__(

@@ -18,7 +18,7 @@ from frazil.config.model import Config, from_document
 from frazil.config.origins import Origins
 from frazil.errors import ConfigError, SqlError
 from frazil.sql import connections
-from frazil.sql.documents import (
+from frazil.sql.document_builder import (
     Objects,
     Places,
     connection,

@@ -1,6 +1,6 @@
 """Tables as a start would leave them: every commit is applied in memory, and noted.
 
-In: a function that opens tables read-only, and the catalog's settings. Out: `PlannedCatalog`, to
+In: a function that opens tables read-only, and the catalog's settings. Out: `MemoryCatalog`, to
 which the code of a start can claim, create and evolve; and the changes of each table. The values
 are those of Iceberg (its JSON of schema, spec and sort order). Nothing is written anywhere, and no
 JVM is needed. Runs on the driver.
@@ -42,7 +42,7 @@ class TableChanges:
     unpartitioned: bool = False
 
 
-class PlannedTable:
+class MemoryTable:
     """An `iceberg.table.Table` over a table that is only read, or over none: as far as a start
     uses one."""
 
@@ -186,7 +186,7 @@ class _NoRows:
         return pa.table({name: pa.nulls(0) for name in columns})
 
 
-class PlannedCatalog:
+class MemoryCatalog:
     """A catalog whose tables are opened once and changed in memory only."""
 
     def __init__(
@@ -200,15 +200,15 @@ class PlannedCatalog:
         self._opened = opened
         self._location = location
         self._staging = staging
-        self.tables: dict[str, PlannedTable] = {}
+        self.tables: dict[str, MemoryTable] = {}
 
-    def load(self, name: str) -> PlannedTable | None:
+    def load(self, name: str) -> MemoryTable | None:
         if name not in self.tables:
             base = self._opened(name)
             if base is None:
                 return None
             # Two threads may have opened it: both get the first one.
-            self.tables.setdefault(name, PlannedTable(name, base, base.metadata))
+            self.tables.setdefault(name, MemoryTable(name, base, base.metadata))
         return self.tables[name]
 
     def create(
@@ -220,7 +220,7 @@ class PlannedCatalog:
         properties: Mapping[str, str],
         location: str = "",
         sort_order: str = "",
-    ) -> PlannedTable:
+    ) -> MemoryTable:
         known = {key: value for key, value in properties.items() if key != "format-version"}
         order = json.loads(sort_order) if sort_order else {"order-id": 0, "fields": []}
         metadata = {
@@ -238,7 +238,7 @@ class PlannedCatalog:
         return self.tables[name]
 
 
-class _Staged(PlannedTable):
+class _Staged(MemoryTable):
     """A table that would be created. Batches may be staged already, in a folder of their own."""
 
     def __init__(self, name: str, metadata: Mapping[str, Any], staging: FileStore) -> None:

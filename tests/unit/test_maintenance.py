@@ -12,14 +12,10 @@ import pytest
 
 from frazil.commit.protocol import TableCommitter
 from frazil.errors import ConfigError, Expired, IdentityMismatch, Unavailable
-from frazil.iceberg import foreign_commits
+from frazil.iceberg import foreign_commits, maintenance_tasks
 from frazil.iceberg.foreign_commits import ForeignCommits
 from frazil.iceberg.live_files import refuse_shared, spellings
-from frazil.iceberg.table import DataFile
-from frazil.ledger import index
-from frazil.ledger.entry import LedgerEntry
-from frazil.maintenance import tasks
-from frazil.maintenance.tasks import (
+from frazil.iceberg.maintenance_tasks import (
     CREATED_BY,
     TABLE_AT_ONCE,
     TABLE_KEPT,
@@ -30,6 +26,9 @@ from frazil.maintenance.tasks import (
     orphan_files,
     retention,
 )
+from frazil.iceberg.table import DataFile
+from frazil.ledger import index
+from frazil.ledger.entry import LedgerEntry
 from frazil.offsets import BATCHES, Cut, Partition
 from tests.fakes import FakeClock, FakeTable
 from tests.unit.test_stage import batch
@@ -291,7 +290,7 @@ def test_a_table_of_the_default_settings_never_has_more_than_a_few_snapshots(
     interval: int, monkeypatch: pytest.MonkeyPatch
 ):
     now = [1e9]
-    monkeypatch.setattr(tasks, "time", SimpleNamespace(time=lambda: now[0]))
+    monkeypatch.setattr(maintenance_tasks, "time", SimpleNamespace(time=lambda: now[0]))
     table = Aging()
     table.properties = {CREATED_BY: "s"}
     keeper = expiry(table, retention=partial(retention, ""))
@@ -306,7 +305,7 @@ def test_a_table_of_the_default_settings_never_has_more_than_a_few_snapshots(
         assert keeper.run_due() == ""
         rounds += len(table.snapshots) < before
         sizes.append(len(table.snapshots))
-    assert max(sizes) <= tasks.TABLE_MOST * 1.2, "metadata files grow with them"
+    assert max(sizes) <= maintenance_tasks.TABLE_MOST * 1.2, "metadata files grow with them"
     day = [
         snapshot
         for snapshot in table.snapshots.values()

@@ -10,15 +10,14 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from frazil.config.document import document_of
 from frazil.config.model import Config
+from frazil.config.serializer import document_of
 from frazil.config.settings import REFERENCE, SECRET
 from frazil.errors import ConfigError, SqlError
-from frazil.sql.builder import read_statements
 from frazil.sql.connections import PAIRS
-from frazil.sql.documents import Objects
-from frazil.sql.objects import config_of
-from frazil.sql.statement_text import create_text
+from frazil.sql.definition_set import config_of
+from frazil.sql.document_builder import Objects
+from frazil.sql.formatter import create_text
 from frazil.sql.statements import (
     Connection,
     Create,
@@ -34,6 +33,7 @@ from frazil.sql.statements import (
     View,
     key_of,
 )
+from frazil.sql.tree_reader import read_statements
 
 _KAFKA, _REGISTRY, _CATALOG = "cluster", "registry", "catalog"
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,99}")

@@ -16,15 +16,15 @@ from frazil.commit.committer import _grouped_by_deletes
 from frazil.errors import ConfigError, Expired, IdentityMismatch
 from frazil.kafka.planner import TopicIdentity, Watermarks, kafka_only
 from frazil.ledger import staged_batch
-from frazil.ledger.columns import of_entries
 from frazil.ledger.completeness import CompletenessMark, CompletenessRules, complete
 from frazil.ledger.entry import PREFIX, OperatorNote, parse
 from frazil.ledger.index import rebuilt, rows
 from frazil.ledger.index_rows import of
+from frazil.ledger.range_columns import of_entries
 from frazil.ledger.staged_batch import StagedBatch, StagedTable
 from frazil.offsets import BATCHES, Cut, Partition, Range, newest_names
 from frazil.render import json_values
-from frazil.sources.intervention import Intervention, WantedPosition, decide, overtaken
+from frazil.sources.operator_decision import OperatorDecision, WantedPosition, decide, overtaken
 from tests.unit.test_audit import History
 
 A, B = Partition("orders", 0), Partition("orders", 1)
@@ -38,7 +38,7 @@ def marks(low: dict[Partition, int], end: dict[Partition, int]) -> Watermarks:
     return Watermarks(Cut(low), Cut(end))
 
 
-def decided(wanted: WantedPosition, now: TopicIdentity = KNOWN, **more: Any) -> Intervention:
+def decided(wanted: WantedPosition, now: TopicIdentity = KNOWN, **more: Any) -> OperatorDecision:
     position = more.get("position", Cut({A: 50, B: 60}))
     watermarks = more.get("marks", marks({A: 0, B: 0}, {A: 100, B: 100}))
     return decide(wanted, position, more.get("known", KNOWN), now, watermarks, "7")

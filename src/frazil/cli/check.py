@@ -17,7 +17,7 @@ from frazil.cli.app import (
     table_opener,
     traced_config,
 )
-from frazil.config.every_error import ConfigErrors
+from frazil.config.error_list import ConfigErrors
 from frazil.config.model import Config
 from frazil.config.units import duration
 from frazil.errors import ConfigError
