@@ -1,11 +1,17 @@
-"""Frazil against Spark's own way, in one run, on one topic, on one machine.
+"""Frazil against Spark's own way, in one run, on the same topics, on one machine.
 
-Spark's way: its Kafka source → `from_avro` → Iceberg's streaming append. Frazil's way: `Sink`, with
-ledger, index, offset columns and checks. Each runs in one process for the whole run and does the
-same job several times, in turns, so that both are warm and both see the same noise. A repetition is
-the whole job: from `start` until every record is committed. Rows are counted on both sides.
+Spark's way: its Kafka source → `from_avro` or `from_json` → Iceberg's streaming append. Frazil's
+way: `Sink`, with ledger, index, offset columns and checks. Each runs in one process for the whole
+run and does the same jobs several times, in turns, so that both are warm and both see the same
+noise. A repetition is the whole job: from `start` until every record is committed, in one batch on
+both sides. Rows are counted on both sides.
 
-    make bench                       # 16M records, six times each: six minutes
+    plain     Avro orders, both sides
+    headers   the same orders with one header each, Frazil against its own plain
+    json      the same orders as JSON, both sides; a quarter of the rows
+
+    make bench                       # 16M records, six times each: about ten minutes
+    make bench ARGS='--cases plain'  # six minutes
     make bench ARGS='--rows 4000000 --repeat 8'
 """
 
@@ -14,10 +20,10 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,146 +33,146 @@ from frazil.spark import jars
 from frazil.testing import datagen
 from frazil.testing.jars import spark_kafka_jars
 from frazil.testing.kafka import Broker
+from peer_jobs import SPARK_COLUMNS, spark_orders
+from peer_topics import HEADERS, orders, produce
+from side import Side, answer_requests
 
-TOPIC = "orders"
+#: The sides of each case; a case is the name of its topic as well.
+CASES = {"plain": ("spark", "frazil"), "headers": ("frazil",), "json": ("spark", "frazil")}
+#: JSON takes longer to produce and to read, so there are fewer of it: one in so many.
+JSON_SHARE = 4
 
 
 def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-class Peer:
-    """One side: a process that does a repetition on request, and says how it went."""
-
-    def __init__(self, side: str, **settings: object) -> None:
-        self.side = side
-        self.process = subprocess.Popen(
-            [sys.executable, __file__, "--side", side, "--settings", json.dumps(settings)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        self.runs: list[dict[str, Any]] = []
-        assert self._answer() == {"ready": True}
-
-    def repeat(self) -> dict[str, Any]:
-        before = cpu_seconds(self.process.pid)
-        self._tell("go")
-        run = self._answer()
-        run["cpu"] = cpu_seconds(self.process.pid) - before
-        self.runs.append(run)
-        return run
-
-    def end(self) -> None:
-        self._tell("end")
-        self.process.wait(60)
-
-    def _tell(self, word: str) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(word + "\n")
-        self.process.stdin.flush()
-
-    def _answer(self) -> dict[str, Any]:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            if line.startswith("{"):
-                return dict(json.loads(line))
-        raise SystemExit(f"the {self.side} side ended")
+def started(name: str, **settings: object) -> Side:
+    command = [sys.executable, __file__, "--side", name, "--settings", json.dumps(settings)]
+    return Side(name, command, watch_memory=False)
 
 
-def cpu_seconds(pid: int) -> float:
-    """Of a process and all below it."""
-    total = 0.0
-    main = psutil.Process(pid)
-    for process in [main, *main.children(recursive=True)]:
-        try:
-            times = process.cpu_times()
-            total += times.user + times.system + times.children_user + times.children_system
-        except psutil.NoSuchProcess:
-            pass
-    return total
+#: case and side → its runs
+Runs = dict[tuple[str, str], list[dict[str, Any]]]
 
 
-def compare(rows: int, repeat: int, partitions: int) -> dict[str, Any]:
+def compare(
+    rows: int, repeat: int, partitions: int, cases: Sequence[str] = tuple(CASES)
+) -> dict[str, Any]:
+    counts = {case: rows // JSON_SHARE if case == "json" else rows for case in cases}
     with tempfile.TemporaryDirectory(prefix="frazil-bench-") as name:
         folder = Path(name)
         say("starting Apache Kafka")
         with Broker(folder / "kafka", jvm=("-Xmx1g",), say=say) as broker:
-            datagen.create_topic(broker.bootstrap, TOPIC, partitions)
-            say(f"producing {rows:,} orders")
-            began = time.monotonic()
-            datagen.produce(broker.bootstrap, TOPIC, partitions, rows=rows)
-            say(f"  {time.monotonic() - began:.0f} s")
+            for case, count in counts.items():
+                prepare(broker.bootstrap, case, count, partitions)
             (folder / "order.avsc").write_text(datagen.SCHEMA)
-            settings = {"folder": name, "bootstrap": broker.bootstrap, "rows": rows}
-            say("starting both sides")
-            sides = [Peer("spark", **settings), Peer("frazil", **settings)]
-            kafka = psutil.Process(broker.pid)
-            for number in range(repeat):
-                for side in sides:
-                    before = sum(kafka.cpu_times()[:2])
-                    run = side.repeat()
-                    run["broker_cpu"] = sum(kafka.cpu_times()[:2]) - before
-                    if run["rows"] != rows:
-                        raise SystemExit(f"{side.side} has {run['rows']} rows of {rows}")
-                    say(
-                        f"  {number + 1}/{repeat} {side.side:>6}: {run['seconds']:6.2f} s "
-                        f"{rows / run['seconds']:>9,.0f} rows/s  cpu {run['cpu']:.1f} s"
-                    )
-            for side in sides:
-                side.end()
-    return _summary(rows, repeat, *sides)
+            runs = _in_turns(folder, broker, counts, repeat)
+    return _summary(counts, repeat, runs)
 
 
-def _summary(rows: int, repeat: int, spark: Peer, frazil: Peer) -> dict[str, Any]:
+def prepare(bootstrap: str, case: str, rows: int, partitions: int) -> None:
+    """The topic of a case."""
+    datagen.create_topic(bootstrap, case, partitions)
+    say(f"{case}: producing {rows:,} orders")
+    began = time.monotonic()
+    headers = HEADERS[:1] if case == "headers" else ()
+    values = orders(rows, as_json=case == "json")
+    produce(bootstrap, case, values, partitions=partitions, headers=headers)
+    say(f"  {time.monotonic() - began:.0f} s")
+
+
+def _in_turns(folder: Path, broker: Broker, counts: dict[str, int], repeat: int) -> Runs:
+    say("starting both sides")
+    settings = {"folder": str(folder), "bootstrap": broker.bootstrap}
+    needed = dict.fromkeys(side for case in counts for side in CASES[case])
+    sides = {name: started(name, **settings) for name in needed}
+    kafka = psutil.Process(broker.pid)
+    runs: Runs = {}
+    for number in range(repeat):
+        for case, rows in counts.items():
+            for name in CASES[case]:
+                before = sum(kafka.cpu_times()[:2])
+                run = sides[name].ask(case=case, number=number)
+                run["broker_cpu"] = sum(kafka.cpu_times()[:2]) - before
+                if run["rows"] != rows:
+                    raise SystemExit(f"{name} has {run['rows']:,} rows of {rows:,} of {case}")
+                runs.setdefault((case, name), []).append(run)
+                say(
+                    f"  {number + 1}/{repeat} {case:>7} {name:>6}: {run['seconds']:6.2f} s "
+                    f"{rows / run['seconds']:>9,.0f} rows/s  cpu {run['cpu']:.1f} s"
+                )
+    for side in sides.values():
+        side.end()
+    return runs
+
+
+def _summary(counts: dict[str, int], repeat: int, runs: Runs) -> dict[str, Any]:
     warm = max(1, repeat - 3)  # a JVM is warm at its fourth repetition
 
-    def rate(peer: Peer) -> float:
-        return rows / statistics.median(run["seconds"] for run in peer.runs[-warm:])
+    def rate(case: str, name: str) -> float:
+        seconds = [run["seconds"] for run in runs[case, name][-warm:]]
+        return counts[case] / statistics.median(seconds)
 
-    def cpu(peer: Peer, key: str = "cpu") -> float:
-        return statistics.median(run[key] for run in peer.runs[-warm:]) / rows * 1e6
+    def cpu(case: str, name: str, key: str = "cpu") -> float:
+        spent = [run[key] for run in runs[case, name][-warm:]]
+        return statistics.median(spent) / counts[case] * 1e6
 
-    split = {
-        key: round(statistics.median(run["split"].get(key, 0.0) for run in frazil.runs[-warm:]), 2)
-        for key in frazil.runs[-1]["split"]
-    }
-    result = {
-        "rows": rows,
-        "frazil_rows_per_s": round(rate(frazil)),
-        "spark_rows_per_s": round(rate(spark)),
-        "ratio": round(rate(frazil) / rate(spark), 2),
-        "ratio_cold": round(spark.runs[0]["seconds"] / frazil.runs[0]["seconds"], 2),
-        "frazil_cpu_s_per_million": round(cpu(frazil), 2),
-        "spark_cpu_s_per_million": round(cpu(spark), 2),
-        "broker_cpu_s_per_million": round(cpu(frazil, "broker_cpu"), 2),
-        "frazil_seconds_by_station": split,
-        "warm_repetitions": warm,
-        "frazil_seconds": [round(run["seconds"], 2) for run in frazil.runs],
-        "spark_seconds": [round(run["seconds"], 2) for run in spark.runs],
-    }
-    say(f"\n{'':8}{'rows/s':>12}{'CPU-s per million':>20}")
-    for name in ("frazil", "spark"):
-        say(f"{name:8}{result[f'{name}_rows_per_s']:>12,}{result[f'{name}_cpu_s_per_million']:>20}")
-    say(f"ratio {result['ratio']} warm, {result['ratio_cold']} cold")
+    result: dict[str, Any] = {"rows": counts.get("plain", 0)}
+    if "plain" in counts:
+        frazil, spark = runs["plain", "frazil"], runs["plain", "spark"]
+        result |= {
+            "frazil_rows_per_s": round(rate("plain", "frazil")),
+            "spark_rows_per_s": round(rate("plain", "spark")),
+            "ratio": round(rate("plain", "frazil") / rate("plain", "spark"), 2),
+            "ratio_cold": round(spark[0]["seconds"] / frazil[0]["seconds"], 2),
+            "cpu_ratio": round(cpu("plain", "spark") / cpu("plain", "frazil"), 2),
+            "frazil_cpu_s_per_million": round(cpu("plain", "frazil"), 2),
+            "spark_cpu_s_per_million": round(cpu("plain", "spark"), 2),
+            "broker_cpu_s_per_million": round(cpu("plain", "frazil", "broker_cpu"), 2),
+            "frazil_seconds_by_station": _by_station(frazil[-warm:]),
+            "frazil_seconds": [round(run["seconds"], 2) for run in frazil],
+            "spark_seconds": [round(run["seconds"], 2) for run in spark],
+        }
+    if "headers" in counts:
+        result |= {
+            "headers_rows_per_s": round(rate("headers", "frazil")),
+            "headers_cpu_s_per_million": round(cpu("headers", "frazil"), 2),
+            "ratio_headers": round(rate("headers", "frazil") / rate("plain", "frazil"), 2),
+        }
+    if "json" in counts:
+        result |= {
+            "json_rows": counts["json"],
+            "json_rows_per_s": round(rate("json", "frazil")),
+            "json_cpu_s_per_million": round(cpu("json", "frazil"), 2),
+            "spark_json_rows_per_s": round(rate("json", "spark")),
+            "spark_json_cpu_s_per_million": round(cpu("json", "spark"), 2),
+            "ratio_json": round(rate("json", "frazil") / rate("json", "spark"), 2),
+        }
+    result["warm_repetitions"] = warm
+    say(f"\n{'':16}{'rows/s':>12}{'CPU-s per million':>20}")
+    for case, name in runs:
+        say(f"{case:8}{name:8}{rate(case, name):>12,.0f}{cpu(case, name):>20.2f}")
+    shown = ("ratio", "ratio_cold", "cpu_ratio", "ratio_headers", "ratio_json")
+    say(", ".join(f"{key} {result[key]}" for key in shown if key in result))
+    split = result.get("frazil_seconds_by_station", {})
     say("seconds by station (tasks added up): " + ", ".join(f"{k} {v}" for k, v in split.items()))
     return result
 
 
-def side(name: str, settings: dict[str, Any]) -> None:
-    """The child: prepare, then one repetition for each line on standard input."""
-    job = (spark_side if name == "spark" else frazil_side)(settings)
-    print(json.dumps({"ready": True}), flush=True)
-    for number, line in enumerate(sys.stdin):
-        if line.strip() != "go":
-            return
-        print(json.dumps(job(number)), flush=True)
+def _by_station(runs: list[dict[str, Any]]) -> dict[str, float]:
+    return {
+        station: round(statistics.median(run["split"].get(station, 0.0) for run in runs), 2)
+        for station in runs[-1]["split"]
+    }
 
 
-def spark_side(settings: dict[str, Any]) -> Any:
+#: a request of the bench → how the job went
+Job = Callable[[dict[str, Any]], dict[str, Any]]
+
+
+def spark_side(settings: dict[str, Any]) -> Job:
     from pyspark.sql import SparkSession
-    from pyspark.sql.avro.functions import from_avro
-    from pyspark.sql.functions import col, expr
 
     jar_paths = [
         *jars.fetch(jars.ICEBERG, transitive=False, say=say),
@@ -174,92 +180,94 @@ def spark_side(settings: dict[str, Any]) -> Any:
     ]
     folder = settings["folder"]
     spark = (
-        SparkSession.builder.master("local[2]")
+        SparkSession.builder.master("local[*]")
         .config("spark.jars", ",".join(map(str, jar_paths)))
         .config("spark.driver.memory", "4g")
         .config("spark.ui.enabled", "false")
+        .config("spark.sql.session.timeZone", "UTC")
         .config("spark.sql.catalog.lake", "org.apache.iceberg.spark.SparkCatalog")
         .config("spark.sql.catalog.lake.type", "hadoop")
         .config("spark.sql.catalog.lake.warehouse", f"{folder}/spark")
         .getOrCreate()
     )
     spark.sparkContext.setLogLevel("ERROR")
-    columns = (
-        "order_id bigint, customer string, sku string, quantity int, price double, "
-        "placed_at timestamp, country string, express boolean, note string"
-    )
 
-    def job(number: int) -> dict[str, Any]:
+    def job(request: dict[str, Any]) -> dict[str, Any]:
+        case = request["case"]
+        table = f"{case}{request['number']}"
         spark.sql(
-            f"CREATE TABLE lake.db.t{number} ({columns}) USING iceberg "
+            f"CREATE TABLE lake.db.{table} ({SPARK_COLUMNS}) USING iceberg "
             "TBLPROPERTIES ('write.parquet.compression-codec'='zstd')"
         )
         began = time.monotonic()
         records = (
             spark.readStream.format("kafka")
             .option("kafka.bootstrap.servers", settings["bootstrap"])
-            .option("subscribe", TOPIC)
+            .option("subscribe", case)
             .option("startingOffsets", "earliest")
             .load()
         )
-        payload = expr("substring(value, 6)")
-        rows = records.select(from_avro(payload, datagen.SCHEMA).alias("o")).select(col("o.*"))
         query = (
-            rows.writeStream.format("iceberg")
+            spark_orders(records, as_json=case == "json")
+            .writeStream.format("iceberg")
             .outputMode("append")
-            .option("checkpointLocation", f"{folder}/spark-checkpoint-{number}")
+            .option("checkpointLocation", f"{folder}/spark-checkpoint-{table}")
             .trigger(availableNow=True)
-            .toTable(f"lake.db.t{number}")
+            .toTable(f"lake.db.{table}")
         )
         query.awaitTermination()
         seconds = time.monotonic() - began
-        counted = spark.table(f"lake.db.t{number}").count()
+        counted = spark.table(f"lake.db.{table}").count()
         return {"seconds": seconds, "rows": counted, "split": {}}
 
     return job
 
 
-def frazil_side(settings: dict[str, Any]) -> Any:
+def frazil_side(settings: dict[str, Any]) -> Job:
     from frazil.config.model import from_document
     from frazil.sink import Sink
     from frazil.spark.session import session
     from frazil.steps import Step
 
     folder = settings["folder"]
-    monitored: str = settings.get("monitored", "")
 
-    def config(number: int, monitor: bool = False) -> Any:
+    def config(case: str, number: int, monitor: bool = False) -> Any:
+        decode: dict[str, Any] = {"schema": f"{folder}/order.avsc"}
+        if case == "json":
+            decode = {"format": "json", "columns": {"placed_at": "timestamptz"}}
         return from_document(
             {
                 "sink": {
-                    "id": f"bench{number}",
-                    "topics": [TOPIC],
-                    "index_table": f"db.index{number}",
+                    "id": f"{case}{number}",
+                    "topics": [case],
+                    "index_table": f"db.{case}{number}_index",
                     "trigger": "10ms",
                     "commit_interval": "0s",
+                    "max_bytes_per_trigger": "1TiB",
                 },
                 "kafka": {"bootstrap.servers": settings["bootstrap"]},
-                "decode": {"schema": f"{folder}/order.avsc"},
+                "decode": decode,
                 "catalog": {"type": "hadoop", "warehouse": f"{folder}/frazil"},
-                "table": [{"name": f"db.t{number}"}],
+                "table": [{"name": f"db.{case}{number}"}],
                 **({"metrics": {"address": "127.0.0.1:0"}} if monitor else {}),
             }
         )
 
-    spark = session(config(0), say=say)
+    spark = session(config("plain", 0), say=say)
 
-    def job(number: int) -> dict[str, Any]:
+    def job(request: dict[str, Any]) -> dict[str, Any]:
+        case, number = request["case"], request["number"]
+        monitor = request.get("monitored", False)
         steps: list[Step] = []
-        monitor = bool(monitored) and monitored[number % len(monitored)] == "1"
         began = time.monotonic()
         if monitor:
-            seconds = monitored_run(config(number, monitor), spark, steps, f"{folder}/log")
+            seconds = monitored_run(config(case, number, True), spark, steps, f"{folder}/log")
         else:
-            sink = Sink(config(number), on_step=steps.append).start(spark)
+            sink = Sink(config(case, number), on_step=steps.append).start(spark)
             sink.wait_until(sink.ends())
             seconds = time.monotonic() - began
             sink.stop()
-        counted = spark.table(f"lake.db.t{number}").count()
+        counted = spark.table(f"lake.db.{case}{number}").count()
         return {"seconds": seconds, "rows": counted, "split": _split(steps)}
 
     return job
@@ -308,10 +316,14 @@ if __name__ == "__main__":
     parser.add_argument("--rows", type=int, default=16_000_000)
     parser.add_argument("--repeat", type=int, default=6)
     parser.add_argument("--partitions", type=int, default=4)
+    parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--side", help=argparse.SUPPRESS)
     parser.add_argument("--settings", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.side:
-        side(given.side, json.loads(given.settings))
+        make_job = spark_side if given.side == "spark" else frazil_side
+        answer_requests(make_job(json.loads(given.settings)))
+    elif "headers" in given.cases and "plain" not in given.cases:
+        parser.error("headers are compared with plain: expected --cases plain headers")
     else:
-        print(json.dumps(compare(given.rows, given.repeat, given.partitions)))
+        print(json.dumps(compare(given.rows, given.repeat, given.partitions, given.cases)))

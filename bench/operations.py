@@ -24,7 +24,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from append import TOPIC, Peer
+from append import prepare, started
 from frazil.config.model import from_document
 from frazil.monitoring.metrics_observer import MetricsObserver
 from frazil.steps import Step, WrittenFiles
@@ -110,7 +110,7 @@ def scrapes(times: int) -> list[float]:
     observer = MetricsObserver(
         from_document(
             {
-                "sink": {"id": "wide", "topics": [TOPIC]},
+                "sink": {"id": "wide", "topics": ["plain"]},
                 "kafka": {"bootstrap.servers": "127.0.0.1:1"},
                 "decode": {"format": "json"},
                 "catalog": {"type": "hadoop", "warehouse": "/nowhere"},
@@ -148,24 +148,22 @@ def scrapes(times: int) -> list[float]:
 
 
 def overhead(broker: Broker, folder: Path, rows: int, blocks: int) -> dict[str, Any]:
-    datagen.create_topic(broker.bootstrap, TOPIC, 4)
-    say(f"producing {rows:,} orders")
-    datagen.produce(broker.bootstrap, TOPIC, 4, rows=rows)
+    prepare(broker.bootstrap, "plain", rows, 4)
     (folder / "order.avsc").write_text(datagen.SCHEMA)
-    peer = Peer(
-        "frazil", folder=str(folder), bootstrap=broker.bootstrap, rows=rows, monitored=BLOCK
-    )
-    for number in range(WARM_UP + blocks * len(BLOCK)):
-        run = peer.repeat()
-        if run["rows"] != rows:
-            raise SystemExit(f"the table has {run['rows']} rows of {rows}")
-        which = "with" if BLOCK[number % len(BLOCK)] == "1" else "without"
-        say(f"  {number + 1:>3} {which:8}{run['seconds']:6.2f} s  cpu {run['cpu']:6.2f} s")
-    peer.end()
+    runs = []
+    with started("frazil", folder=str(folder), bootstrap=broker.bootstrap) as side:
+        for number in range(WARM_UP + blocks * len(BLOCK)):
+            monitored = BLOCK[number % len(BLOCK)] == "1"
+            run = side.ask(case="plain", number=number, monitored=monitored)
+            if run["rows"] != rows:
+                raise SystemExit(f"the table has {run['rows']} rows of {rows}")
+            runs.append(run)
+            which = "with" if monitored else "without"
+            say(f"  {number + 1:>3} {which:8}{run['seconds']:6.2f} s  cpu {run['cpu']:6.2f} s")
     return {
         f"{name}_{key}": value
         for key in ("cpu", "seconds")
-        for name, value in compared([run[key] for run in peer.runs[WARM_UP:]]).items()
+        for name, value in compared([run[key] for run in runs[WARM_UP:]]).items()
     }
 
 

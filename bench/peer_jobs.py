@@ -70,6 +70,7 @@ COLUMNS = {
     "express": "boolean",
     "note": "string",
 }
+SPARK_COLUMNS = ", ".join(f"{name} {kind}" for name, kind in COLUMNS.items())
 #: Seconds between the commits of a job that follows its topic.
 COMMIT_SECONDS = 5
 _WITHIN = 900.0
@@ -211,28 +212,31 @@ class SparkSide:
         self._spark.sparkContext.setLogLevel("ERROR")
 
     def start(self, topic: Topic, table: str, interval: int) -> Job:
-        from pyspark.sql.avro.functions import from_avro
-        from pyspark.sql.functions import col, expr, from_json
-
-        columns = ", ".join(f"{name} {kind}" for name, kind in COLUMNS.items())
-        self._spark.sql(f"CREATE TABLE lake.db.{table} ({columns}) USING iceberg")
+        self._spark.sql(f"CREATE TABLE lake.db.{table} ({SPARK_COLUMNS}) USING iceberg")
         records = self._spark.readStream.format("kafka").options(
             **{f"kafka.{key}": value for key, value in topic.java.items()}
         )
         read = records.option("subscribe", topic.name).option("startingOffsets", "earliest").load()
-        if topic.is_json:
-            order = from_json(col("value").cast("string"), columns)
-        else:  # from_avro knows nothing of the Confluent header: five bytes before the value
-            order = from_avro(expr("substring(value, 6)"), datagen.SCHEMA)
         writer = (
-            read.select(order.alias("order"))
-            .select("order.*")
+            spark_orders(read, as_json=topic.is_json)
             .writeStream.format("iceberg")
             .outputMode("append")
             .option("checkpointLocation", str(self._folder / f"checkpoint-{table}"))
         )
         trigger = {"processingTime": f"{interval} seconds"} if interval else {"availableNow": True}
         return _SparkJob(writer.trigger(**trigger).toTable(f"lake.db.{table}"))
+
+
+def spark_orders(records: Any, *, as_json: bool) -> Any:
+    """The orders in a DataFrame of Kafka's records, as Spark's documentation reads them."""
+    from pyspark.sql.avro.functions import from_avro
+    from pyspark.sql.functions import col, expr, from_json
+
+    if as_json:
+        order = from_json(col("value").cast("string"), SPARK_COLUMNS)
+    else:  # from_avro knows nothing of the Confluent header: five bytes before the value
+        order = from_avro(expr("substring(value, 6)"), datagen.SCHEMA)
+    return records.select(order.alias("order")).select("order.*")
 
 
 class _SparkJob:

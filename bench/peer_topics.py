@@ -7,14 +7,18 @@ topic for each case. All topics hold the same orders.
 from __future__ import annotations
 
 import json
+import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from confluent_kafka import Producer
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
 from tests.certificates import Authority
 
 import rest
@@ -131,30 +135,15 @@ class Lake:
 
         With a rate, order k is produced at its time: the first one's plus k / rate.
         """
-        producer = Producer(
-            {
-                "bootstrap.servers": self.servers.bootstrap,
-                "linger.ms": 5 if per_second else 20,
-                "batch.num.messages": 20_000,
-                "queue.buffering.max.messages": 400_000,
-                "enable.idempotence": True,
-            }
+        headers = HEADERS if topic.case == "headers" else ()
+        return produce(
+            self.servers.bootstrap,
+            topic.name,
+            orders(rows, as_json=topic.is_json),
+            with_key=bool(headers),
+            headers=headers,
+            per_second=per_second,
         )
-        began = time.time()
-        for number, value in enumerate(values(topic, rows)):
-            if per_second and number % 500 == 0:
-                producer.poll(0)
-                time.sleep(max(0.0, began + number / per_second - time.time()))
-            key, headers = (b"%d" % number, HEADERS) if topic.case == "headers" else (None, None)
-            while True:
-                try:
-                    producer.produce(topic.name, value, key, number % PARTITIONS, headers=headers)
-                    break
-                except BufferError:
-                    producer.poll(0.05)
-        if producer.flush(120):
-            raise SystemExit("the broker did not take all orders within two minutes")
-        return began
 
     def _broker(self, authority: Authority) -> tuple[Broker, str]:
         """The broker, and the address of its TLS listener."""
@@ -174,16 +163,55 @@ class Lake:
         return broker, secure
 
 
-def values(topic: Topic, rows: int) -> Iterator[bytes]:
+def produce(
+    bootstrap: str,
+    topic: str,
+    values: Iterable[bytes],
+    *,
+    partitions: int = PARTITIONS,
+    with_key: bool = False,
+    headers: Sequence[tuple[str, bytes]] = (),
+    per_second: float = 0.0,
+) -> float:
+    """Produce records round robin; returns when the first was produced.
+
+    With a rate, record k is produced at its time: the first one's plus k / rate.
+    """
+    producer = Producer(
+        {
+            "bootstrap.servers": bootstrap,
+            "linger.ms": 5 if per_second else 20,
+            "batch.num.messages": 20_000,
+            "queue.buffering.max.messages": 400_000,
+            "enable.idempotence": True,
+            "log_level": 3,  # hides the retries while the broker starts
+        }
+    )
+    began, attached = time.time(), list(headers) or None
+    for number, value in enumerate(values):
+        if per_second and number % 500 == 0:
+            producer.poll(0)
+            time.sleep(max(0.0, began + number / per_second - time.time()))
+        key = b"%d" % number if with_key else None
+        while True:
+            try:
+                producer.produce(topic, value, key, number % partitions, headers=attached)
+                break
+            except BufferError:
+                producer.poll(0.05)
+    if producer.flush(120):
+        raise SystemExit("the broker did not take all records within two minutes")
+    return began
+
+
+def orders(rows: int, *, as_json: bool = False) -> Iterator[bytes]:
     """The same orders for every case: as Avro with the Confluent header, or as JSON."""
-    if not topic.is_json:
-        orders = datagen.OrderGenerator()
-        now = int(time.time() * 1_000_000)
-        for number in range(rows):
-            yield orders.next(now + number)
+    if as_json:
+        yield from map(_json_order, range(rows))
         return
+    generator, now = datagen.OrderGenerator(), int(time.time() * 1_000_000)
     for number in range(rows):
-        yield _json_order(number)
+        yield generator.next(now + number)
 
 
 def _json_order(number: int) -> bytes:

@@ -16,10 +16,15 @@ from typing import Any
 
 import psutil
 
+#: Parts of a side: the process itself, the JVM below it, and Spark's Python processes.
+PARTS = ("driver", "jvm", "workers")
+
 
 class Side:
-    def __init__(self, name: str, command: list[str]) -> None:
+    def __init__(self, name: str, command: list[str], *, watch_memory: bool = True) -> None:
+        """`watch_memory`: looking at it costs the machine a little of its time."""
         self.name = name
+        self._watch_memory = watch_memory
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
@@ -33,13 +38,10 @@ class Side:
 
     def ask(self, **request: object) -> dict[str, Any]:
         """Do one job: its answer, the CPU seconds that it took, and the peak memory in MiB."""
-        assert self.process.stdin is not None
+        if not self._watch_memory:
+            return self._timed(request)
         with _Memory(self.process.pid) as memory:
-            before = cpu_seconds(self.process.pid)
-            self.process.stdin.write(json.dumps(request) + "\n")
-            self.process.stdin.flush()
-            answer = self._answer()
-            answer["cpu"] = cpu_seconds(self.process.pid) - before
+            answer = self._timed(request)
         return answer | {"memory_mib": round(memory.peak / 2**20)}
 
     def end(self) -> None:
@@ -52,6 +54,15 @@ class Side:
             for process in tree(self.process.pid):
                 process.kill()
             self.process.wait()
+
+    def _timed(self, request: dict[str, object]) -> dict[str, Any]:
+        assert self.process.stdin is not None
+        before = cpu_seconds(self.process.pid)
+        self.process.stdin.write(json.dumps(request) + "\n")
+        self.process.stdin.flush()
+        answer = self._answer()
+        answer["cpu"] = cpu_seconds(self.process.pid) - before
+        return answer
 
     def _answer(self) -> dict[str, Any]:
         assert self.process.stdout is not None
@@ -77,14 +88,21 @@ def tree(pid: int) -> list[psutil.Process]:
 
 
 def cpu_seconds(pid: int) -> float:
-    total = 0.0
+    """Of a process and all below it."""
+    return sum(cpu_by_part(pid).values())
+
+
+def cpu_by_part(pid: int) -> dict[str, float]:
+    """CPU seconds of a side's parts; processes that have ended count for their parent."""
+    spent = dict.fromkeys(PARTS, 0.0)
     for process in tree(pid):
         try:
-            times = process.cpu_times()
+            times, name = process.cpu_times(), process.name()
         except psutil.NoSuchProcess:
             continue
-        total += times.user + times.system + times.children_user + times.children_system
-    return total
+        part = "driver" if process.pid == pid else "jvm" if name == "java" else "workers"
+        spent[part] += times.user + times.system + times.children_user + times.children_system
+    return spent
 
 
 class _Memory:

@@ -43,11 +43,11 @@ import numpy as np
 import pyarrow as pa
 from confluent_kafka import Producer
 
-from append import cpu_seconds
 from frazil.spark import jars
 from frazil.testing.datagen import create_topic, zigzag
 from frazil.testing.jars import spark_kafka_jars
 from frazil.testing.kafka import Broker
+from side import cpu_seconds
 
 TOPIC = "accounts"
 PARTITIONS = 4
