@@ -26,7 +26,7 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
-import peer_report
+import report
 from peer_jobs import COMMIT_SECONDS, SIDES, Catalog
 from peer_topics import CASES, Lake, Servers, Topic
 from side import Side, answer_requests
@@ -180,7 +180,7 @@ if __name__ == "__main__":
         answer(given.side[0], json.loads(given.side[1]))
     else:
         measured = compare(given)
-        say(peer_report.table(measured))
+        say(report.peers_table(measured))
         if given.write:
-            peer_report.write(given.write, measured)
+            report.write_peers(given.write, measured)
         print(json.dumps(measured))
