@@ -8,8 +8,11 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1] / "bench"))
 
 import faults
+import growth
 import proxy
+import quick
+import report
 import rest
 import soak
 
-__all__ = ["faults", "proxy", "rest", "soak"]
+__all__ = ["faults", "growth", "proxy", "quick", "report", "rest", "soak"]
