@@ -61,13 +61,22 @@ def write_growth(folder: Path, measured: dict[str, Any]) -> None:
 
 def write_section(folder: Path, section: str, body: str) -> None:
     """Replace what stands between the two markers of a section; the rest of the page stays."""
+    head, tail = around(folder, section)
+    (folder / PAGE).write_text(head + body + tail)
+
+
+def around(folder: Path, section: str) -> tuple[str, str]:
+    """The page up to the body of a section, and behind it. Raises where it has no such section, so
+    that a bench can find out before it measures."""
     page = folder / PAGE
-    begin, end = f"<!-- {section} -->\n", f"<!-- /{section} -->\n"
-    text = page.read_text()
-    if text.count(begin) != 1 or begin not in text.partition(end)[0]:
-        raise SystemExit(f"cannot write {page}: expected one section between {begin}and {end}")
-    head, _, rest = text.partition(begin)
-    page.write_text(head + begin + body + end + rest.partition(end)[2])
+    text = page.read_text() if page.exists() else ""
+    head, begin, rest = text.partition(f"<!-- {section} -->\n")
+    _, end, tail = rest.partition(f"<!-- /{section} -->\n")
+    if not end:
+        raise SystemExit(
+            f"cannot write {page}: expected a line <!-- {section} --> and <!-- /{section} --> below"
+        )
+    return head + begin, end + tail
 
 
 def rows(heads: tuple[str, ...], lines: Iterable[tuple[str, ...]]) -> Iterator[str]:

@@ -133,7 +133,7 @@ def test_a_section_is_written_without_touching_the_other(tmp_path: Path):
 
 def test_a_page_without_the_section_is_refused(tmp_path: Path):
     (tmp_path / report.PAGE).write_text("# Benchmarks\n")
-    with pytest.raises(SystemExit, match="expected one section"):
+    with pytest.raises(SystemExit, match="expected a line <!-- peers -->"):
         report.write_section(tmp_path, "peers", "")
 
 
