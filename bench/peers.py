@@ -179,6 +179,8 @@ if __name__ == "__main__":
     if given.side:
         answer(given.side[0], json.loads(given.side[1]))
     else:
+        if given.write:
+            report.around(given.write, "peers")
         measured = compare(given)
         say(report.peers_table(measured))
         if given.write:
