@@ -435,7 +435,7 @@ def judged(name: str, points: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         exponents = {}
         for key, title in MEASURES.items():
             costs = max(after[key], 0.001) / max(before[key], 0.001)
-            exponents[key] = round(math.log(costs) / math.log(inputs), 2)
+            exponents[key] = round(math.log(costs) / math.log(inputs), 2) + 0.0  # no -0.0
             if costs > inputs * NOISE:
                 flagged.append(
                     f"{name} {before['step']:,} → {after['step']:,} ({inputs:.1f} ×): {title} of a "

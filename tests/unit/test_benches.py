@@ -12,7 +12,7 @@ import pytest
 
 from tests.bench import growth, quick, report
 
-RECORDED = {"ratio": 4.0, "margin": 0.6, "cores": 2, "rows": 3_000_000, "repetitions": 6}
+RECORDED = {"ratio": 4.0, "margin": 0.6, "cores": 2, "rows": 4_000_000, "repetitions": 6}
 PAGE = """# Benchmarks
 <!-- peers -->
 peers
@@ -107,6 +107,14 @@ def test_a_record_has_the_spread_as_margin_where_that_is_more_than_noise():
     assert quick.record_of(measured)["margin"] == 1.4
     assert quick.record_of({**measured, "spread": [3.9, 4.0]})["margin"] == 0.6
     assert "frazil_rows_per_s" not in quick.record_of(measured)
+
+
+def test_a_noisy_run_is_not_recorded():
+    measured = {"ratio": 4.0, "spread": [3.5, 4.6]}
+    assert quick.too_noisy(measured) == (
+        "cannot record ratio 4.0: its turns lie between 3.5 and 4.6; repeat on a quiet machine"
+    )
+    assert quick.too_noisy({**measured, "spread": [3.5, 4.5]}) == ""
 
 
 def test_a_section_is_written_without_touching_the_other(tmp_path: Path):
