@@ -11,7 +11,7 @@ The audit is the one of `frazil audit`, on metadata files alone.
 What metadata cannot tell is listed apart and never counted as found: rows that were exchanged
 inside a file, with the same counts and bounds, are for `--deep`, which reads the offset columns.
 Nobody can tell from the tables that *all* of them, tags and index included, were put back to the
-same older state: `--against-kafka` can.
+same older state: `--kafka` can.
 
     make planted N=2000
     python bench/planted.py --seed 17        # one case, with its story
@@ -62,7 +62,7 @@ TRIES = 40
 GONE = frozenset({"gap", "unaccounted"})
 TWICE = frozenset({"overlap", "unaccounted"})
 WRONG = frozenset({"gap", "overlap", "unaccounted"})
-DOUBT = WRONG | {"cannot tell"}
+DOUBT = WRONG | {"cannot_tell"}
 #: The table is reported, and no range: its rows are mixed.
 ANYWHERE = ""
 
@@ -138,7 +138,7 @@ class Planted:
             report.table in self.tables and report.verdict != "proven" for report in before.reports
         ):
             return None
-        return replace(self, kinds=self.kinds | {"cannot tell"}, named=(*self.named, ANYWHERE))
+        return replace(self, kinds=self.kinds | {"cannot_tell"}, named=(*self.named, ANYWHERE))
 
     def by(self, result: evidence.AuditResult) -> Finding | None:
         fitting = [
@@ -164,7 +164,7 @@ class Planted:
 
 def _names(finding: Finding, wanted: Range | str) -> bool:
     if isinstance(wanted, str):
-        return wanted in finding.says
+        return wanted in finding.message
     return any(
         span.partition == wanted.partition and span.start < wanted.end and wanted.start < span.end
         for span in finding.ranges
@@ -1718,7 +1718,7 @@ def _judge_clean(seed: int, history: History, before: evidence.AuditResult) -> S
     )
     bad = [report for report in before.reports if report.verdict != "proven"]
     unclear = {name for name, table in history.tables.items() if history.untold(table)}
-    if all(report.verdict == "cannot tell" and report.table in unclear for report in bad):
+    if all(report.verdict == "cannot_tell" and report.table in unclear for report in bad):
         score.untold += bool(bad)
         return score
     score.false_alarms += 1
@@ -1741,7 +1741,7 @@ def _judge(
         score.planted[name] += 1
         score.detected[name] += finding is not None
         score.exact += finding is not None and planted.exactly(finding)
-        score.unsure += finding is not None and finding.kind == "cannot tell"
+        score.unsure += finding is not None and finding.kind == "cannot_tell"
     if finding is None:
         findings = [
             f"{report.table}: {text}" for report in after.reports for text in report.findings

@@ -22,7 +22,7 @@ from frazil.kafka.record_batch import HEADERS, RawRecords
 from frazil.offsets import Partition
 from frazil.pipeline.chunk import ChunkPipeline
 from frazil.pipeline.chunk_result import ChunkResult
-from frazil.pipeline.isolation import IsolatingPipeline, StationFailed
+from frazil.pipeline.isolation import IsolatingPipeline, StepFailed
 from frazil.pipeline.missing_columns import aliases_of
 from frazil.pipeline.projection import MetadataColumns
 from frazil.pipeline.table_plan import TablePlan
@@ -137,7 +137,7 @@ class World:
         self.rejections = result.rejections
         self.deleted = rows_of([*result.gone, *result.left], table)
         rows = rows_of(result.rows, table)
-        assert not any(isinstance(r.reason, StationFailed) for r in result.rejections.values())
+        assert not any(isinstance(r.reason, StepFailed) for r in result.rejections.values())
         return rows
 
     def arrow(self, *sent: Sent) -> pa.Table:

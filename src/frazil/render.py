@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timezone
 from operator import attrgetter
 from typing import Any, Protocol
 
@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from frazil.errors import FrazilError
 from frazil.offsets import Cut, Partition, Range
 
 #: The width of a pipe or file: wider than any line, so that no line is folded.
@@ -42,7 +43,7 @@ def json_values(value: Any) -> Any:
     if isinstance(value, Cut):
         return value.nested()
     if isinstance(value, datetime):
-        return value.isoformat()
+        return (value.astimezone(timezone.utc) if value.tzinfo else value).isoformat()
     if isinstance(value, Range):
         return [*value.partition, value.start, value.end]
     names = getattr(value, "JSON", "")
@@ -72,6 +73,11 @@ def _members(value: Any) -> dict[str, Any]:
     return members
 
 
+def error_values(error: FrazilError) -> dict[str, str]:
+    """An error in JSON: the same everywhere."""
+    return {"class": type(error).__name__, "message": error.message, "hint": error.hint}
+
+
 def output() -> Console:
     """Standard output: a terminal with its own width; a pipe or file without folding or colours."""
     return Console(width=None if sys.stdout.isatty() else _WIDE)
@@ -98,6 +104,11 @@ def text_table(
     return table
 
 
+def label(value: str) -> str:
+    """A value of JSON, such as `cannot_tell`, in words."""
+    return value.replace("_", " ")
+
+
 def colour(verdict: str) -> str:
     """The colour of a verdict, for a terminal with colours and without NO_COLOR."""
-    return {"proven": "green", "accepted loss": "yellow"}.get(verdict, "red")
+    return {"proven": "green", "accepted_loss": "yellow"}.get(verdict, "red")

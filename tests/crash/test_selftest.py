@@ -74,7 +74,7 @@ def test_kills_on_ones_own_servers_are_survived_and_nothing_is_left_behind(
         ("upsert", len(steps)),
     ]
     assert all(part.records >= ROWS for part in outcome.parts)
-    assert (outcome.exit_code, outcome.left) == (0, [])
+    assert (outcome.exit_code, outcome.not_removed) == (0, [])
     assert left(broker, lake) == []
 
 
@@ -84,7 +84,7 @@ def test_a_sink_that_forgets_a_file_is_found_out_with_the_exact_ranges(
     outcome = run(given, spark, steps=("done",), mode="append", module="tests.crash.lost_file")
     [part] = outcome.parts
     assert part.verdict == "lost"
-    assert part.seen == "the kill at done"
+    assert part.found_after == "the kill at done"
     [lost] = part.lost
     assert 0 < len(lost) <= ROWS // 3
     assert (part.doubled, part.wrong) == ([], [])

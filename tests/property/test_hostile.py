@@ -60,7 +60,7 @@ def no_spark(monkeypatch: pytest.MonkeyPatch) -> None:
 
 #: Commands, with what they need beside a config.
 COMMANDS: list[tuple[str, ...]] = [
-    ("audit", "{}", "--no-broker"),
+    ("audit", "{}", "--no-kafka"),
     ("locate", "{}", "t", "0", "0"),
     ("status", "{}"),
     ("offsets", "show", "{}"),
@@ -197,7 +197,7 @@ def arguments(config: str) -> Iterator[tuple[str, ...]]:
     )
     for name in NAMES:
         yield "audit", name, "--catalog", "type=hadoop", "--catalog", "warehouse=/nowhere"
-        yield "audit", config, "--no-broker", "--branch", name
+        yield "audit", config, "--no-kafka", "--branch", name
         yield "locate", config, name, "0", "0"
         yield "locate", config, "t", "0", "0", "--table", name
         yield "dead-letters", "list", config, "--topic", name, "--kind", name, "--table", name
@@ -207,7 +207,7 @@ def arguments(config: str) -> Iterator[tuple[str, ...]]:
     for number in NUMBERS:
         yield "locate", config, "t", number, "0"
         yield "locate", config, "t", "0", number
-        yield "audit", config, "--no-broker", "--max-lag", number
+        yield "audit", config, "--no-kafka", "--max-lag", number
         yield "dead-letters", "list", config, "--limit", number, "--partition", number
         yield "dead-letters", "list", config, "--offsets", number
         yield "dead-letters", "list", config, "--offsets", f"{number}..{number}"
@@ -216,7 +216,7 @@ def arguments(config: str) -> Iterator[tuple[str, ...]]:
         yield "completeness", config, moment
         yield "rewind", config, "--to", moment, "--dry-run"
     for duration in DURATIONS:
-        yield "audit", config, "--no-broker", "--max-age", duration
+        yield "audit", config, "--no-kafka", "--max-age", duration
         if not duration.startswith("999"):  # it would be waited for
             yield "completeness", config, "2026-11-15T10", "--wait", duration
         yield "orphans", config, "--older-than", duration
@@ -369,6 +369,6 @@ def test_a_broker_that_does_not_answer_is_a_sentence(
     code, output = run("offsets", "show", world[1])
     assert code == error.exit_code
     assert str(error) in output
-    code, output = run("audit", world[1], "--against-kafka")
+    code, output = run("audit", world[1], "--kafka")
     assert code == error.exit_code
     assert "what waits in Kafka is not known" in run("audit", world[1])[1]

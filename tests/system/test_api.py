@@ -34,8 +34,8 @@ def test_one_import_goes_from_a_config_file_to_the_proof(
     proof.raise_unless_proven()
     assert proof.proven
     assert frazil.status(path)["lag"] == 0
-    assert frazil.locate(path, name, 0, 3).held
-    assert not frazil.locate(path, name, 0, 9).held
+    assert frazil.locate(path, name, 0, 3).contained
+    assert not frazil.locate(path, name, 0, 9).contained
     spark.sql(f"DELETE FROM lake.db.{name} WHERE _offset = 2")
     with pytest.raises(frazil.errors.NotProven, match="rows are missing") as error:
         frazil.audit(path, deep=True).raise_unless_proven()

@@ -342,7 +342,7 @@ def test_run_audit_and_status_from_the_command_line(
     assert (report["verdict"], report["written"]) == ("proven", 30)
     assert report["examined"] == ["ledger", "index", "manifests"]
     assert (stream["verdict"], stream["examined"]) == ("proven", ["ledger", "index"])
-    code, out, _ = frazil("audit", path, "--deep", "--against-kafka", "--json")
+    code, out, _ = frazil("audit", path, "--deep", "--kafka", "--json")
     assert code == 0
     deep, _, kafka = json.loads(out)
     assert deep["examined"][-1] == "rows"
@@ -368,7 +368,7 @@ def test_run_audit_and_status_from_the_command_line(
     assert answer["lag_by_partition"] == {name: {"0": 2, "1": 2}}
     assert (answer["pending_batches"], answer["pending_bytes"]) == (0, 0)
     assert answer["last_batch"] == 0
-    assert answer["last_commit"].startswith("20")
+    assert answer["last_commit_at"].startswith("20")
     code, out, _ = frazil("status", path)
     assert code == 0
     assert "lag  4" in out
@@ -394,7 +394,7 @@ def test_the_audit_finds_a_planted_gap_and_exits_with_3(
         )
         table.append([], entry.summary(), branch="main", check=lambda _: None, leftovers=[])
         assert committer.head().commit_id != head.commit_id
-    code, out, _ = frazil("audit", path, "--no-broker", "--json")
+    code, out, _ = frazil("audit", path, "--no-kafka", "--json")
     assert code == 3
     [report] = json.loads(out)
     assert report["verdict"] == "gap"

@@ -124,7 +124,7 @@ def test_an_hour_is_complete_when_every_partition_is_past_it_and_stays_so(
     shown = json.loads(completed.stdout)
     assert (shown["complete"], shown["complete_until"]) == (False, at("10:30").isoformat())
     assert [
-        (partition["partition"], partition["state"], partition["lacks"])
+        (partition["partition"], partition["state"], partition["missing_seconds"])
         for partition in shown["partitions"]
     ] == [
         (0, "holds", 1800.0),
@@ -372,7 +372,7 @@ def test_of_many_tables_the_rows_of_the_stream_say_it_and_dead_letters_have_no_e
     assert caught_up(config, spark).complete_until == at("10:20")
     partition = answer(config).partitions[0]
     assert partition.event_time is not None
-    assert partition.unbelieved is not None
+    assert partition.ignored_event_time is not None
     events(broker.bootstrap, name, (0, "b", "12:00"))
     assert caught_up(config, spark).complete_until == at("10:40")
     untils(lake, name)

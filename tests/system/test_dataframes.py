@@ -634,9 +634,9 @@ def test_the_command_line_runs_and_explains_a_transform(
         return done.stdout
 
     explained = json.loads(frazil_says("config", "explain", str(toml), "--json"))
-    assert "[transform] sql" in explained["way"]
+    assert "[transform] sql" in explained["path"]
     assert explained["settings"]["transform"]["sql"] == EVEN
-    assert explained["way"].startswith("Kafka (frames-shared) → ")
+    assert explained["path"].startswith("Kafka (frames-shared) → ")
     ran = json.loads(frazil_says("run", str(toml), "--until-caught-up", "--json"))
     assert ran["rows"] == 30
     assert assert_even(lake, name, broker.bootstrap, shared) == 30

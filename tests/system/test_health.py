@@ -120,7 +120,7 @@ def test_a_run_shows_how_it_is_from_its_start_to_its_failure(
         shown = outside.status()
         assert (shown["state"], shown["run"]["state"]) == ("ok", "running"), shown
         assert (shown["run"]["pid"], shown["written"], shown["lag"]) == (process.pid, 100, 0)
-        assert set(shown["stations"].values()) == {0}
+        assert set(shown["stages"].values()) == {0}
         assert shown["freshness"] < WITHIN
 
         # the broker goes away, and comes back
@@ -130,7 +130,7 @@ def test_a_run_shows_how_it_is_from_its_start_to_its_failure(
         eventually(lambda: outside.status()["state"] == "waiting", "and by its heartbeat")
         shown = outside.status()
         assert shown["verdict"].startswith("waiting: Kafka: cannot "), shown["verdict"]
-        assert (shown["lag"], shown["stations"]["kafka"]) == (None, None)
+        assert (shown["lag"], shown["stages"]["kafka"]) == (None, None)
         assert shown["kafka"]
         eventually(lambda: outside.told("waiting"), "somebody is told")
         own_broker.start()
@@ -153,7 +153,7 @@ def test_a_run_shows_how_it_is_from_its_start_to_its_failure(
     shown = outside.status()
     reason = f"failed: cannot decode {name}[0] offset 101 (Undecodable; values are not logged)"
     assert (shown["verdict"], shown["run"]["state"]) == (reason, "ended")
-    assert (shown["operator"], shown["error"], shown["lag"]) == (True, "Undecodable", 1)
+    assert (shown["operator"], shown["error"]["class"], shown["lag"]) == (True, "Undecodable", 1)
     assert "nothing was lost" in shown["remedy"]
     assert VALUE not in json.dumps(shown)
 

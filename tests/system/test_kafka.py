@@ -83,10 +83,10 @@ def make_again(bootstrap: str, topic: str, partitions: int) -> None:
 
 
 def by_hand(config: Config, spark: Any, wanted: Any, why: str = WHY) -> offsets.OffsetsPlan:
-    """As the command does it with --yes."""
+    """As the command does it with --apply."""
     plan = offsets.preview(config, spark, wanted)
     assert plan.decision, plan
-    return offsets.apply(config, spark, plan, offsets.operator_note(wanted.did, why, "ann@ops"))
+    return offsets.apply(config, spark, plan, offsets.operator_note(wanted.command, why, "ann@ops"))
 
 
 def opened(config: Config, spark: Any) -> Any:
@@ -117,8 +117,8 @@ def test_retention_overtakes_the_position_and_the_loss_is_accepted(
         Sink(config).start(spark)
     assert options(caught.value.hint) == ["--lost", f"{name}:0:50..70"]
     shown = offsets.show_offsets(config, opened(config, spark))
-    assert shown["stops"]["kind"] == "Expired"
-    assert [p["overtaken"] for p in shown["partitions"]] == [20, 0]
+    assert shown["stops"]["class"] == "Expired"
+    assert [p["expired_offsets"] for p in shown["partitions"]] == [20, 0]
     # Before it is accepted nobody calls it so, and it is not proven either.
     seen = evidence.against_kafka(
         config, opened(config, spark), evidence.of_sink(config, opened(config, spark))
@@ -136,15 +136,15 @@ def test_retention_overtakes_the_position_and_the_loss_is_accepted(
     rows = lake.query(f"db.{name}", "_topic_partition, _offset", "ORDER BY ALL")
     assert rows == [(0, o) for o in range(100) if not 50 <= o < 70] + [(1, o) for o in range(100)]
     report = report_of(config, spark)
-    assert report.verdict == "accepted loss"
+    assert report.verdict == "accepted_loss"
     assert [line.counts.lost for line in report.partitions] == [20, 0]
-    assert [line.verdict for line in report.partitions] == ["accepted loss", "proven"]
+    assert [line.verdict for line in report.partitions] == ["accepted_loss", "proven"]
     [note] = report.notes
     assert (note.command, note.by, note.reason) == ("accept-loss", "ann@ops", WHY)
-    assert report_of(config, spark, config.index_table).verdict == "accepted loss"
+    assert report_of(config, spark, config.index_table).verdict == "accepted_loss"
     # Where it is requested, it is reported.
     told_of = json_values(locate.of_sink(config, opened(config, spark), part(name, 0), 60))
-    assert not told_of["held"]
+    assert not told_of["contained"]
     assert told_of["batches"][0]["note"]["reason"] == WHY
     [gone] = json_values(completeness.completeness(config, opened(config, spark)))["lost"]  # type: ignore[misc]
     assert (gone["start"], gone["end"], gone["note"]["by"]) == (50, 70, "ann@ops")
@@ -155,7 +155,7 @@ def test_retention_overtakes_the_position_and_the_loss_is_accepted(
             "older_than => TIMESTAMP '2100-01-01 00:00:00')"
         )
     left = report_of(config, spark)
-    assert left.verdict == "accepted loss"
+    assert left.verdict == "accepted_loss"
     assert left.notes == report.notes
 
 
@@ -175,7 +175,7 @@ def test_a_lost_row_of_an_accepted_loss_is_rebuilt_with_its_note(
     [outcome] = index_rebuild.rebuild_index(config, spark).sinks
     assert (outcome.written, outcome.unknown) == (1, ())
     report = report_of(config, spark)
-    assert report.verdict == "accepted loss", report
+    assert report.verdict == "accepted_loss", report
     [row] = spark.sql(f"SELECT * FROM lake.db.{name}_index WHERE lost > 0").collect()
     assert (row.start_offset, row.end_offset, row.lost) == (10, 15, 5)
     noted = OperatorNote.of(row.operator_note)
@@ -216,10 +216,10 @@ def test_a_topic_that_was_made_again_is_adopted_and_both_stay_provable(
     report = proven(config, spark)
     assert report.written == 20 + records
     assert [note.command for note in report.notes] == ["adopt-topic"]
-    assert locate.of_sink(config, opened(config, spark), part(name, 0), 3).also == (new,)
+    assert locate.of_sink(config, opened(config, spark), part(name, 0), 3).other_topics == (new,)
     shown = offsets.show_offsets(config, opened(config, spark))
     assert shown["stops"] is None
-    assert [p["state"] for p in shown["partitions"]] == ["made again", "made again", "read"]
+    assert [p["state"] for p in shown["partitions"]] == ["recreated", "recreated", "read"]
 
 
 def test_the_same_offsets_under_another_id_go_on_where_they_stood(
@@ -261,10 +261,10 @@ def test_a_position_moved_forward_gives_records_up_and_moved_back_reads_them_as_
     again = lake.query(f"db.{name}", "_topic_partition, _offset", f"WHERE _topic = '{new}'")
     assert sorted(again) == [(0, o) for o in range(35, 41)] + [(1, 40)]
     report = report_of(config, spark)
-    assert report.verdict == "accepted loss"
+    assert report.verdict == "accepted_loss"
     assert [note.command for note in report.notes] == ["seek", "seek"]
     assert {str(line.range): line.verdict for line in report.partitions} == {
-        f"{name}[0] [0, 40)": "accepted loss",
+        f"{name}[0] [0, 40)": "accepted_loss",
         f"{name}[1] [0, 40)": "proven",
         f"{new}[0] [35, 41)": "proven",
         f"{new}[1] [40, 41)": "proven",
@@ -321,7 +321,7 @@ def test_where_a_decision_dies_it_is_done_or_undone_and_a_running_sink_is_fenced
     rows = lake.query(f"db.{name}", "_offset", "ORDER BY ALL")
     assert rows == [(o,) for o in range(end) if o not in lost]
     report = report_of(config, spark)
-    assert report.verdict == "accepted loss", report
+    assert report.verdict == "accepted_loss", report
     assert report.partitions[0].counts.lost == len(lost)
     with running(config, spark) as alive:
         monkeypatch.setattr("frazil.run._runs", {})  # as from another process
@@ -368,7 +368,7 @@ def test_of_several_tables_the_stream_tells_of_the_loss_and_upserts_go_on(
     assert {table: report.verdict for table, report in by_table.items()} == {
         f"db.{name}": "proven",
         f"db.{name}_b": "proven",
-        config.index_table: "accepted loss",
+        config.index_table: "accepted_loss",
     }
     assert [note.command for note in by_table[config.index_table].notes] == [
         "accept-loss",
@@ -501,7 +501,7 @@ def test_another_cluster_behind_the_address_is_seen_and_can_be_adopted(
         Sink(config).start(spark)
     assert "frazil offsets adopt-topic CONFIG" in caught.value.hint
     assert (
-        offsets.show_offsets(config, opened(config, spark))["stops"]["kind"] == "IdentityMismatch"
+        offsets.show_offsets(config, opened(config, spark))["stops"]["class"] == "IdentityMismatch"
     )
     assert lake.query(f"db.{name}", "count(*)") == [(20,)], "nothing of it was read"
     done = by_hand(config, spark, offsets.adopt_topic([], "earliest", False), "moved")
@@ -541,24 +541,29 @@ def test_the_commands_print_what_they_would_do_and_do_it_with_yes(
     code, output = run("offsets", "show", path, "--json")
     [line] = json.loads(output)["partitions"]
     assert code == 0
-    assert (line["position"], line["begins"], line["ends"], line["lag"]) == (10, 14, 20, 10)
+    assert (line["position"], line["earliest_offset"], line["latest_offset"], line["lag"]) == (
+        10,
+        14,
+        20,
+        10,
+    )
     _, output = run("offsets", "accept-loss", path)
     assert f"accept-loss {path} --lost {name}:0:10..14 --reason" in output
     words = ["offsets", "accept-loss", path, "--lost", f"{name}:0:10..14", "--json"]
     code, output = run(*words)
-    assert (code, json.loads(output)["done"]) == (0, False)
-    assert run(*words, "--yes")[0] == 2, "without a reason"
-    code, output = run(*words, "--yes", "--reason", WHY)
-    assert (code, json.loads(output)["done"]) == (0, True)
+    assert (code, json.loads(output)["applied"]) == (0, False)
+    assert run(*words, "--apply")[0] == 2, "without a reason"
+    code, output = run(*words, "--apply", "--reason", WHY)
+    assert (code, json.loads(output)["applied"]) == (0, True)
     assert json.loads(output)["note"]["reason"] == WHY
-    assert run(*words, "--yes", "--reason", WHY)[0] == 2, "it is accepted already"
+    assert run(*words, "--apply", "--reason", WHY)[0] == 2, "it is accepted already"
     catch_up(make_config(), spark)
     code, output = run("audit", path, "--json")
     assert code == 0, "somebody has signed for it"
     tables = [
         report for report in json.loads(output) if "table" in report
     ]  # Kafka's answer is last
-    assert {report["verdict"] for report in tables} == {"accepted loss"}
+    assert {report["verdict"] for report in tables} == {"accepted_loss"}
     assert "accept-loss by" in run("audit", path)[1]
     assert run("offsets", "seek", path, "--to", f"{name}:0:99")[0] == 2
     assert run("offsets", "adopt-topic", path, "--topic", name)[0] == 2

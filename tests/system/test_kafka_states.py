@@ -248,7 +248,7 @@ def test_a_sink_stops_at_such_a_log_and_reads_the_other_records_after_a_rebase(
         config, index.open_readonly, evidence.of_sink(config, index.open_readonly)
     )
     assert seen.verdict == "unaccounted"
-    assert offsets.show_offsets(config, index.open_readonly)["stops"]["kind"] == "IdentityMismatch"
+    assert offsets.show_offsets(config, index.open_readonly)["stops"]["class"] == "IdentityMismatch"
     [to] = stop.value.hint.split("--to ")[1].split()
     plan = offsets.preview(config, spark, offsets.seek([to]))
     epoch = offsets.apply(
@@ -301,7 +301,7 @@ def test_a_sink_with_a_transform_stops_at_such_a_log_and_at_no_other_change_of_l
     )
     assert seen.verdict == "unaccounted"
     assert f"{name}[0] [0, 10) were read and are no longer" in str(seen.findings)
-    assert offsets.show_offsets(config, index.open_readonly)["stops"]["kind"] == "IdentityMismatch"
+    assert offsets.show_offsets(config, index.open_readonly)["stops"]["class"] == "IdentityMismatch"
 
 
 def test_a_dataframe_of_our_own_source_stops_at_such_a_log_and_goes_on_over_a_restart(
@@ -355,5 +355,5 @@ def test_a_sink_stops_at_a_new_partition_that_lost_records_and_goes_on_when_that
     rows = lake.query(f"db.{name}", "_topic_partition, _offset", "ORDER BY ALL")
     assert rows == [(0, 0), (0, 1), (1, 7), (1, 8), (1, 9)]
     [report] = [r for r in reports(config, spark) if r.table == f"db.{name}"]
-    assert report.verdict == "accepted loss"
+    assert report.verdict == "accepted_loss"
     assert [line.counts.lost for line in report.partitions] == [0, 7]

@@ -234,11 +234,11 @@ def test_a_plan_of_a_change_and_of_a_refusal_is_what_a_start_does(
         plan = frazil.json("plan", path, code=5)
         with pytest.raises(FrazilError) as refused:
             catch_up(load(path), spark)
-        assert plan["stops"]["says"] == refused.value.message
+        assert plan["stops"]["message"] == refused.value.message
         report = frazil.json("check", path, code=1)
         [finding] = [f for f in report["findings"] if f["area"] == "tables"]
-        assert finding["says"] == refused.value.message
-        assert finding["place"].startswith("sink.toml:")
+        assert finding["message"] == refused.value.message
+        assert finding["location"].startswith("sink.toml:")
 
         # Retention overtakes the position: the check has the command that accepts the loss.
         send(broker, name, record(1))
@@ -247,7 +247,7 @@ def test_a_plan_of_a_change_and_of_a_refusal_is_what_a_start_does(
             future.result()
         report = frazil.json("check", path, code=1)
         [finding] = [f for f in report["findings"] if f["area"] == "position"]
-        assert "retention has deleted" in finding["says"]
+        assert "retention has deleted" in finding["message"]
         assert "accept-loss" in finding["hint"]
 
 
@@ -265,11 +265,11 @@ def test_what_is_wrong_is_said_in_a_sentence_with_its_setting(
         path.write_text(toml({key: value for key, value in document.items() if value}))
         report = frazil.json("check", path, code=code)
         assert report["seconds"] < 15, report
-        wrong = [f for f in report["findings"] if f["verdict"] in ("error", "warning")]
+        wrong = [f for f in report["findings"] if f["severity"] in ("error", "warning")]
         return {finding["area"]: finding for finding in wrong}
 
     refused = findings(kafka={"bootstrap.servers": "127.0.0.1:1"})["broker"]
-    assert "Connection refused" in refused["says"]
+    assert "Connection refused" in refused["message"]
     assert refused["setting"] == ["kafka", "bootstrap.servers"]
     tls = findings(kafka={"security.protocol": "SSL"})["broker"]
     assert "PLAINTEXT" in tls["hint"]
@@ -277,24 +277,24 @@ def test_what_is_wrong_is_said_in_a_sentence_with_its_setting(
     twin = findings(sink={"topics": [name[:-1] + "x" + name[-1]]})["topics"]
     assert f"did you mean {name!r}" in twin["hint"]
     records = findings()["records"]  # without dead letters the stream would stop
-    assert "1 of the newest 2 records are rejected (json)" in records["says"]
+    assert "1 of the newest 2 records are rejected (json)" in records["message"]
     assert records["setting"] == ["decode", "format"]
     dead = {"dead_letters": {"table": f"db.{name}_dead"}}
-    assert findings(0, **dead)["records"]["verdict"] == "warning"
+    assert findings(0, **dead)["records"]["severity"] == "warning"
     rest = {"type": "rest", "uri": "http://127.0.0.1:1", "warehouse": "x"}
     assert findings(catalog=rest)["catalog"]["setting"] == ["catalog", "uri"]
     hadoop = {"type": "hadoop", "uri": "", "warehouse": "/proc/frazil"}
-    assert "probe file" in findings(catalog=hadoop)["storage"]["says"]
+    assert "probe file" in findings(catalog=hadoop)["storage"]["message"]
     secret = findings(kafka={"sasl.password": "env:FRAZIL_TEST_NOT_SET"})["secrets"]
-    assert "FRAZIL_TEST_NOT_SET is not set" in secret["says"]
+    assert "FRAZIL_TEST_NOT_SET is not set" in secret["message"]
     column = findings(table=[{"name": f"db.{name}", "partition_by": ["day(at)"]}])["tables"]
     assert column["setting"] == ["table", "0", "partition_by"]
     with Registry() as registry:
         avro_of = {"decode": {"format": "confluent-avro", "registry": {"url": registry.url}}}
-        assert "no subject" in findings(**avro_of)["registry"]["says"]
+        assert "no subject" in findings(**avro_of)["registry"]["message"]
         for status in (401, 404, 500):
             registry.status = status
-            assert f"answers {status}" in findings(**avro_of)["registry"]["says"]
+            assert f"answers {status}" in findings(**avro_of)["registry"]["message"]
     tables = [{"name": f"db.{name}_{number}"} for number in range(200)]
     routes = [{"to": [tables[0]["name"]]}]
     assert not findings(0, table=tables, route=routes, **dead).keys() - {"records"}

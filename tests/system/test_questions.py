@@ -166,7 +166,7 @@ def test_locate_finds_batch_snapshot_and_files_without_a_jvm(
     (batch,) = answer["batches"]
     (place,) = batch["tables"]
     assert (batch["sink"], batch["batch"], batch["start"], batch["end"]) == (name, 1, 20, 40)
-    assert (place["table"], place["holds"], place["expired"]) == (f"db.{name}", "yes", False)
+    assert (place["table"], place["contains"], place["expired"]) == (f"db.{name}", "yes", False)
     (row,) = spark.sql(place["sql"]).collect()
     assert (row["_topic_partition"], row["_offset"]) == (0, 25)
     (file,) = (

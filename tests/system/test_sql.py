@@ -83,8 +83,8 @@ def test_a_file_of_statements_becomes_rows_and_a_proof(
     code, reports, err = frazil_sql(tmp_path, "orders.sql")
     assert (code, err) == (0, "")
     kafka, where = (r for r in reports if r["statement"] == "VALIDATE CONNECTION")
-    assert "Kafka answers at" in kafka["findings"][0]["says"]
-    assert "is made by the first start" in where["findings"][0]["says"]
+    assert "Kafka answers at" in kafka["findings"][0]["message"]
+    assert "is made by the first start" in where["findings"][0]["message"]
 
     process = Process(tmp_path / "defs")
     try:
@@ -109,7 +109,7 @@ def test_a_file_of_statements_becomes_rows_and_a_proof(
         )
         assert code == 0, err
         validated, audited, described = reports
-        assert validated["findings"][0]["says"] == "the jdbc catalog answers"
+        assert validated["findings"][0]["message"] == "the jdbc catalog answers"
         assert audited["verdict"] == "proven"
         assert (described["state"], described["run_by_a_process"]) == ("running", True)
         execute(tmp_path, f"DROP SINK {name}")

@@ -187,7 +187,7 @@ def test_rows_of_others_that_have_offsets_may_be_copies_of_ours():
     """INSERT INTO t SELECT * FROM t, compacted with the rest: whose they are, nobody can tell."""
     history = whole().add({"added-records": "19"})
     history.files = [DataFile("/big", 38, None, (0, 11))]
-    assert history.report().verdict == "cannot tell"
+    assert history.report().verdict == "cannot_tell"
     history.files = [DataFile("/big", 38, None, (0, 11), nulls=19)]
     assert history.report().verdict == "proven"
     history.files = [DataFile("/big", 38, None, (0, 11), topics=("orders", "orders"))]
@@ -211,7 +211,7 @@ def test_what_was_removed_may_have_been_theirs():
     history.files = [DataFile("/big", 19, None, (0, 11), topics=("orders", "orders"))]
     assert history.report().verdict == "proven"
     history.files = [DataFile("/big", 19, None, None)]
-    assert history.report().verdict == "cannot tell"
+    assert history.report().verdict == "cannot_tell"
 
 
 def test_a_foreign_snapshot_without_records_does_not_matter():
@@ -336,11 +336,11 @@ def rewritten(**change: Any) -> History:
 def test_rows_that_another_writer_rewrote_are_cannot_tell():
     """One offset may be there twice and another not at all: `UPDATE SET _offset = 6 WHERE …`."""
     report = rewritten().report()
-    assert report.verdict == "cannot tell"
+    assert report.verdict == "cannot_tell"
     assert [finding.ranges for finding in report.findings] == [(Range(A, 0, 5),)]
     assert "snapshot 5, overwrite" in str(report.findings[0])
     assert "--deep" in str(report.findings[0])
-    assert [line.verdict for line in report.partitions] == ["cannot tell", "proven"]
+    assert [line.verdict for line in report.partitions] == ["cannot_tell", "proven"]
     assert json_values(report)["partitions"][0]["cannot_tell"] == [[0, 5]]
 
 
@@ -378,8 +378,8 @@ def test_a_row_deleted_and_its_neighbour_inserted_again_is_cannot_tell():
     history.add({"deleted-records": "5", "added-records": "4"}, "overwrite", left)
     history.add({"added-records": "1"}, "append", again)
     report = history.report()
-    assert (report.verdict, report.partitions[0].ranges("cannot tell")) == (
-        "cannot tell",
+    assert (report.verdict, report.partitions[0].ranges("cannot_tell")) == (
+        "cannot_tell",
         (Range(A, 0, 5),),
     )
 
@@ -390,8 +390,8 @@ def test_it_is_cannot_tell_also_when_a_compaction_came_after_it():
     history.files = [one, *(f for f in history.files if f.partition == B)]
     history.add({"added-records": "12", "deleted-records": "12"}, "replace", one)
     report = history.report()
-    assert (report.verdict, report.partitions[0].ranges("cannot tell")) == (
-        "cannot tell",
+    assert (report.verdict, report.partitions[0].ranges("cannot_tell")) == (
+        "cannot_tell",
         (Range(A, 0, 12),),
     )
 
@@ -426,15 +426,15 @@ def test_a_commit_of_others_that_counts_nothing_may_have_done_anything(operation
     """Iceberg asks for the operation alone in a summary."""
     history = whole()
     history.add({}, operation, history.files[0])
-    assert history.report().verdict == "cannot tell"
+    assert history.report().verdict == "cannot_tell"
 
 
 def test_where_nobody_tells_what_others_brought_all_of_it_is_in_doubt():
     history = rewritten()
     evidence = Evidence("db.t", history.snapshots[::-1], files=history.files)
     (report,) = audit(evidence)
-    assert report.verdict == "cannot tell"
-    assert report.partitions[1].ranges("cannot tell") == (Range(B, 0, 7),)
+    assert report.verdict == "cannot_tell"
+    assert report.partitions[1].ranges("cannot_tell") == (Range(B, 0, 7),)
 
 
 @pytest.mark.parametrize("operation", ["delete", "overwrite"])
@@ -483,7 +483,7 @@ def test_an_expired_history_is_not_called_proven():
 
 
 def test_an_expired_history_is_said_not_to_tell_instead_of_blaming_the_rows():
-    assert expired(whole(), 2).report().verdict == "cannot tell"
+    assert expired(whole(), 2).report().verdict == "cannot_tell"
 
 
 def test_a_gap_in_what_is_left_of_an_expired_history_is_a_gap():
@@ -495,15 +495,15 @@ def test_two_sinks_in_one_table_are_not_distinguished():
     history = whole().commit({A: (0, 5)}, "other")
     reports = history.reports()
     assert [(r.sink, r.verdict) for r in reports] == [
-        ("other", "cannot tell"),
-        ("s", "cannot tell"),
+        ("other", "cannot_tell"),
+        ("s", "cannot_tell"),
     ]
     assert [(r.sink, r.written) for r in history.reports("s")] == [("s", 19)]
 
 
 def test_the_gap_of_one_sink_is_not_filled_by_another():
     history = History().commit({A: (0, 5)}).commit({A: (5, 7)}, "other").commit({A: (7, 9)})
-    assert {r.sink: r.verdict for r in history.reports()} == {"other": "cannot tell", "s": "gap"}
+    assert {r.sink: r.verdict for r in history.reports()} == {"other": "cannot_tell", "s": "gap"}
 
 
 def test_a_sink_that_only_claimed_does_not_disturb_the_proof():
@@ -605,7 +605,7 @@ def test_a_batch_of_a_replay_that_is_missing_or_there_twice_is_found():
 
 def test_another_sink_that_only_sounds_alike_is_no_companion():
     history = whole().commit({A: (0, 3)}, "t.replay")
-    assert {r.verdict for r in history.reports()} == {"cannot tell"}
+    assert {r.verdict for r in history.reports()} == {"cannot_tell"}
 
 
 @dataclass
@@ -1139,7 +1139,7 @@ def test_the_sinks_own_compaction_takes_rows_away_and_that_is_well():
     [
         ("delete", {"deleted-records": "2"}, "unaccounted"),
         ("delete", {"added-delete-files": "1", "added-position-deletes": "1"}, "unaccounted"),
-        ("append", {"added-records": "2"}, "cannot tell"),
+        ("append", {"added-records": "2"}, "cannot_tell"),
     ],
 )
 def test_what_others_do_to_an_upsert_table_is_reported(
@@ -1169,7 +1169,7 @@ def bridged() -> tuple[History, dict[str, Any]]:
 def test_of_an_upsert_table_that_was_rolled_back_compacted_and_expired_nothing_is_proven():
     history, given = bridged()
     report = heard(history, **given)
-    assert report.verdict == "cannot tell"
+    assert report.verdict == "cannot_tell"
     assert report.findings[0].ranges == (Range(A, 10, 20),)
     report = heard(history, **given, behind={"s": False})
     assert (report.verdict, report.findings[0].ranges) == ("gap", (Range(A, 10, 20),))
@@ -1224,11 +1224,11 @@ def offsets_read(first: Sequence[int]) -> pa.Table:
 def test_rows_that_others_wrote_stay_in_doubt_when_the_sink_expires_their_snapshots():
     history, given = overwritten()
     report = heard(history, **given)
-    assert report.verdict == "cannot tell"
+    assert report.verdict == "cannot_tell"
     assert [finding.ranges for finding in report.findings] == [(Range(A, 0, 5),)]
     assert "snapshot 5, overwrite at 1970-01-01T00:00:00+00:00" in str(report.findings[0])
     assert "--deep" in str(report.findings[0])
-    assert [line.verdict for line in report.partitions] == ["cannot tell", "proven"]
+    assert [line.verdict for line in report.partitions] == ["cannot_tell", "proven"]
     # Where others expire them nothing is kept: the guide lists it among what proven leaves open.
     assert heard(history, **{**given, "foreign_commits": ()}).verdict == "proven"
 
@@ -1254,14 +1254,14 @@ def test_a_compaction_of_other_ranges_is_believed_whatever_the_table_keeps_of_ot
     compacted = DataFile("/compacted", 9, A, (5, 13))
     history.files = [f for f in history.files if f not in late] + [compacted]
     report = heard(history, **given)
-    assert report.partitions[0].ranges("cannot tell") == (Range(A, 0, 5),)
+    assert report.partitions[0].ranges("cannot_tell") == (Range(A, 0, 5),)
     # What became one file with rows in doubt is in doubt, and so is all where no range was kept.
     history.files = [f for f in history.files if f.partition == B]
     history.files.append(DataFile("/all", 14, A, (0, 13)))
-    assert heard(history, **given).partitions[0].ranges("cannot tell") == (Range(A, 0, 14),)
+    assert heard(history, **given).partitions[0].ranges("cannot_tell") == (Range(A, 0, 14),)
     unbounded = replace(given["foreign_commits"][0], ranges=None)
     report = heard(history, **{**given, "foreign_commits": [unbounded]})
-    assert [line.verdict for line in report.partitions] == ["cannot tell", "cannot tell"]
+    assert [line.verdict for line in report.partitions] == ["cannot_tell", "cannot_tell"]
 
 
 def test_what_a_table_keeps_of_snapshots_that_are_still_there_says_nothing_new():
@@ -1275,7 +1275,7 @@ def test_what_a_table_keeps_of_snapshots_that_are_still_there_says_nothing_new()
     given = {"rows": rows, "brought": history.brought.__getitem__}
     assert heard(history, **given, foreign_commits=[commits]).verdict == "proven"
     older = replace(commits, older=True)
-    assert heard(history, **given, foreign_commits=[older]).verdict == "cannot tell"
+    assert heard(history, **given, foreign_commits=[older]).verdict == "cannot_tell"
 
 
 def test_of_rows_without_single_offsets_the_whole_table_stays_in_doubt():
@@ -1294,7 +1294,7 @@ def test_of_rows_without_single_offsets_the_whole_table_stays_in_doubt():
         foreign_commits=[replace(commits, older=True)],
     )
     (report,) = audit(evidence)
-    assert report.verdict == "cannot tell"
+    assert report.verdict == "cannot_tell"
     assert "into the table (snapshot 2, overwrite" in str(report.findings[0])
 
 
@@ -1309,5 +1309,5 @@ def test_an_upsert_table_stays_in_doubt_when_the_sink_expires_what_others_brough
         foreign_commits=[commits],
     )
     (report,) = audit(evidence)
-    assert (history.report().verdict, report.verdict) == ("proven", "cannot tell")
+    assert (history.report().verdict, report.verdict) == ("proven", "cannot_tell")
     assert "snapshot 99, append" in str(report.findings[0])

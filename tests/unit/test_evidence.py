@@ -93,8 +93,8 @@ def shown(result: AuditResult) -> str:
 def test_a_sink_that_never_committed_while_records_wait_is_not_proven(world: World):
     world.ends[P] = 3000
     result = world.audit()
-    assert result.verdict == "nothing committed"
-    assert {report.verdict for report in result.reports} == {"nothing committed"}
+    assert result.verdict == "nothing_committed"
+    assert {report.verdict for report in result.reports} == {"nothing_committed"}
     assert "3,000 offsets wait in Kafka" in shown(result)
     assert "proven" not in shown(result)
 
@@ -111,7 +111,7 @@ def test_a_sink_that_never_committed_is_not_proven_where_kafka_does_not_tell(
 ):
     world.error = Unavailable("cannot describe topics: no answer")
     result = world.audit(ask=ask)
-    assert (result.verdict, result.lag) == ("nothing committed", None)
+    assert (result.verdict, result.lag) == ("nothing_committed", None)
     assert world.asked == (ask is None)
     assert bool(world.lines) == (ask is None)
 
@@ -120,7 +120,7 @@ def test_a_sink_whose_tables_are_not_made_yet_never_committed(world: World):
     del world.tables["db.a"]
     config = test_locate.World("db.a").config
     result = evidence.of_config(config, world.open, ask=False)
-    assert result.verdict == "nothing committed"
+    assert result.verdict == "nothing_committed"
     assert [report.table for report in result.reports] == ["db.index"]
     assert result.absent == ("db.a",)
 
@@ -132,7 +132,7 @@ def test_a_table_that_got_nothing_yet_is_proven_where_the_stream_went_on(world: 
 
 def test_by_its_name_alone_a_table_that_a_sink_never_committed_to_is_not_proven(world: World):
     """A claim does not name the index: nobody can tell what the sink did elsewhere."""
-    assert evidence.of_table(world.open, "db.a", "main").verdict == "nothing committed"
+    assert evidence.of_table(world.open, "db.a", "main").verdict == "nothing_committed"
 
 
 def test_what_waits_in_kafka_stands_beside_the_verdict(world: World):
@@ -145,7 +145,7 @@ def test_what_waits_in_kafka_stands_beside_the_verdict(world: World):
     )
     last = json_values(result)[-1]
     assert (last["lag"], last["verdict"]) == (15, "proven")
-    assert last["last_commit_ms"] is not None
+    assert last["last_commit_at"] is not None
 
 
 def test_a_broker_that_does_not_answer_changes_no_verdict_unless_it_must(world: World):
@@ -212,7 +212,7 @@ def test_a_limit_that_nobody_can_check_is_not_kept(
     world.batch(a=tally(0, 10))
     world.error = Unavailable("cannot describe topics: no answer")
     result = world.audit(limits=limits, ask=ask)
-    assert result.verdict == "cannot tell"
+    assert result.verdict == "cannot_tell"
     assert "how far the sink is behind" in str(result.findings[0])
 
 

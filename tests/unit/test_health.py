@@ -30,7 +30,7 @@ from frazil.monitoring.health_state import (
     REMEDIES,
     STATES,
     SinkFacts,
-    StationLag,
+    StageLag,
     Wait,
     judge,
     remedy_of,
@@ -67,20 +67,20 @@ WAITS = (Wait("table db.a", "no answer", 5.0, AWAY), Wait("table db.b", "gone", 
     [
         (SinkFacts(), "starting: it takes over from the run before it", False),
         (SinkFacts(running=True), "ok", False),
-        (SinkFacts(running=True, lag=StationLag(0)), "ok", False),
-        (SinkFacts(running=True, lag=StationLag(9, seconds=59.0)), "ok", False),
+        (SinkFacts(running=True, lag=StageLag(0)), "ok", False),
+        (SinkFacts(running=True, lag=StageLag(9, seconds=59.0)), "ok", False),
         (
-            SinkFacts(running=True, lag=StationLag(8, 1, seconds=61.0), rate=1234.5),
+            SinkFacts(running=True, lag=StageLag(8, 1, seconds=61.0), rate=1234.5),
             "catching up: 9 offsets behind, 1,234 rows/s",
             False,
         ),
         (
-            SinkFacts(running=True, lag=StationLag(1, seconds=1.0), reached=False),
+            SinkFacts(running=True, lag=StageLag(1, seconds=1.0), reached=False),
             "catching up: 1 offset behind",
             False,
         ),
         (
-            SinkFacts(running=True, waits=WAITS[:1], lag=StationLag(9, seconds=999.0)),
+            SinkFacts(running=True, waits=WAITS[:1], lag=StageLag(9, seconds=999.0)),
             "waiting: table db.a: no answer",
             False,
         ),
@@ -158,21 +158,21 @@ class World:
 
 def test_offsets_are_counted_at_the_station_that_they_have_reached():
     world = World().started()
-    assert world.health.lag() == StationLag(None)
+    assert world.health.lag() == StageLag(None)
     world.health.saw_ends(Cut({P: 100}))
-    assert world.health.lag() == StationLag(90, seconds=0.0)
+    assert world.health.lag() == StageLag(90, seconds=0.0)
     world.step("planned", records=30)
-    assert world.health.lag() == StationLag(60, 30, seconds=0.0)
+    assert world.health.lag() == StageLag(60, 30, seconds=0.0)
     world.run.staged = Cut({P: 40})
     world.step("staged")
-    assert world.health.lag() == StationLag(60, 0, 30, seconds=0.0)
+    assert world.health.lag() == StageLag(60, 0, 30, seconds=0.0)
     world.run.progress.stuck["db.t"] = "no answer"
     world.after(7)
-    assert world.health.lag() == StationLag(60, 0, 0, 30, seconds=7.0)
+    assert world.health.lag() == StageLag(60, 0, 0, 30, seconds=7.0)
     del world.run.progress.stuck["db.t"]
     world.run.position = world.run.staged = Cut({P: 100})
     world.after(1)
-    assert world.health.lag() == StationLag(0, seconds=0.0)
+    assert world.health.lag() == StageLag(0, seconds=0.0)
 
 
 def test_a_backlog_is_caught_up_with_and_fresh_records_are_not_late():
@@ -208,7 +208,7 @@ def test_partitions_that_are_new_and_batches_of_a_dataframe_are_no_lag():
     world = World().started()
     world.run.position = world.run.staged = Cut({P: 10, BATCHES: 4})
     world.health.saw_ends(Cut({P: 10, Q: 5000}))
-    assert world.health.lag() == StationLag(0, seconds=0.0)
+    assert world.health.lag() == StageLag(0, seconds=0.0)
 
 
 def test_a_table_whose_commits_fail_is_waited_for_until_it_takes_one():
@@ -218,7 +218,7 @@ def test_a_table_whose_commits_fail_is_waited_for_until_it_takes_one():
     world.run.progress.stuck["db.t"] = AWAY.message
     world.after(1)
     assert world.verdict == "waiting: table db.t: cannot reach the catalog"
-    assert world.health.values()["last_failure"]["error"] == "Unavailable"
+    assert world.health.values()["last_failure"]["error"]["class"] == "Unavailable"
     world.run.progress.stuck.clear()
     world.after(1)
     assert world.verdict == "ok"
@@ -266,7 +266,7 @@ def test_rows_rejections_and_the_rate_are_counted():
     world.step("done", 2)
     values = world.health.values()
     assert (values["rows"], values["rate"], values["rejected"]) == (1000, 100.0, {"json": 3})
-    assert values["last_rejected"]["place"] == "t[0] offset 7"
+    assert values["last_rejected"]["location"] == "t[0] offset 7"
     assert "canary" not in json.dumps(values)
     world.now += 3600
     assert world.health.values()["rate"] == 0.0
@@ -366,7 +366,9 @@ def test_a_health_file_is_replaced_as_a_whole_and_ages(alone: None, tmp_path: Pa
         HealthFile.open(str(tmp_path / "no" / "folder"))
 
 
-@pytest.mark.parametrize("content", [b"", b"{}", b"[]", b"\xff", b'{"time": 5}', b"[" * 100_000])
+@pytest.mark.parametrize(
+    "content", [b"", b"{}", b"[]", b"\xff", b'{"written_at": 5}', b"[" * 100_000]
+)
 def test_a_file_that_is_no_health_file_is_named(content: bytes, tmp_path: Path):
     path = tmp_path / "health"
     path.write_bytes(content)
@@ -423,7 +425,7 @@ def test_a_run_that_ended_says_how(error: FrazilError | None):
 def test_a_run_that_another_took_over_from_is_fenced():
     state = run_state.run_state(beat(2), 5, NOW)
     assert state["verdict"].startswith("failed: epoch 3 (a, pid 7) was fenced by epoch 5")
-    assert state["error"] == "Fenced"
+    assert state["error"]["class"] == "Fenced"
     both = run_state.run_state({**beat(2), **beat(1, 4, host="b", pid=8)}, 4, NOW)
     assert both["verdict"] == "ok"
     assert both["fenced_runs"] == [{"epoch": 3, "fenced_by": 4, "host": "a", "pid": 7}]
@@ -455,7 +457,7 @@ def test_heartbeats_that_are_torn_or_none_are_left_out():
             "heartbeat-3": good,
             "heartbeat-4": good[:50],
             "heartbeat-5": b"[]",
-            "heartbeat-6": b'{"at": "yesterday"}',
+            "heartbeat-6": b'{"written_at": "yesterday"}',
             ".heartbeat-7.crc": b"",
             "heartbeat-x": good,
             "3-0-abc.json": b"",
@@ -468,7 +470,7 @@ def test_a_fenced_run_says_so_in_its_last_heartbeat():
     world = World().started()
     world.health.ended(Fenced("cannot commit: sink s has a newer run; this one is epoch 3"))
     state = run_state.run_state({3: {**world.health.values(), "interval": 10.0}}, 3, NOW)
-    assert state["error"] == "Fenced"
+    assert state["error"]["class"] == "Fenced"
     assert "newer run" in state["verdict"]
 
 

@@ -967,7 +967,7 @@ def test_what_no_snapshot_tells_any_more_is_said():
     unknown = {
         (span.range.partition.number, span.range.start, span.range.end)
         for span in rebuilt.unknown
-        if span.range and "no snapshot that is left" in span.why
+        if span.range and "no snapshot that is left" in span.reason
     }
     wanted = zip(
         *(lost[c].to_pylist() for c in ("partition", "start_offset", "end_offset")), strict=True

@@ -475,7 +475,7 @@ def test_a_file_that_a_manifest_does_not_take_is_reported_with_the_origin_of_its
 def test_the_net_lets_no_error_of_the_library_below_through():
     for error in (ValueError("x"), RecursionError("x"), MemoryError("x"), KeyError("x")):
         with (
-            pytest.raises(isolation.StationFailed, match=type(error).__name__),
+            pytest.raises(isolation.StepFailed, match=type(error).__name__),
             isolation.noticing(),
         ):
             raise error

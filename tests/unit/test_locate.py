@@ -174,7 +174,7 @@ def test_an_offset_is_in_its_batch_its_first_snapshot_and_the_files_whose_bounds
         world.batch(a=tally(start, start + 10, watermark=(1_000_000, 2_000_000)))
     answer = world.ask(14)
     batch, place = only(answer)
-    assert answer.held
+    assert answer.contained
     assert (batch.batch, batch.commit_id, batch.epoch, batch.range) == (
         1,
         "c1",
@@ -182,7 +182,7 @@ def test_an_offset_is_in_its_batch_its_first_snapshot_and_the_files_whose_bounds
         Range(P, 10, 20),
     )
     second = [snapshot.id for snapshot in world.tables["db.a"].history("main")][1]
-    assert (place.holds, place.snapshot, place.expired) == ("yes", second, False)
+    assert (place.contains, place.snapshot, place.expired) == ("yes", second, False)
     assert place.files == ("/db.a/frazil-s-1-1-x.parquet",)
     assert place.sql == (
         f"SELECT * FROM lake.db.a VERSION AS OF {second} WHERE `_topic` = 'orders' AND "
@@ -208,7 +208,7 @@ def test_outside_of_every_range_it_is_said_why(offset: int, where: Partition, re
     world.batch(a=tally(10, 20))
     world.batch(a=tally(20, 30))
     answer = world.ask(offset, where)
-    assert not answer.held
+    assert not answer.contained
     assert answer.batches == ()
     assert answer.reason == reason
     assert reason in shown(answer)
@@ -219,7 +219,7 @@ def test_a_hole_in_the_index_is_filled_by_the_ledger():
     world.batch(a=tally(0, 10))
     world.batch(a=tally(10, 20), indexed=False)  # in the table, and not in the index yet
     batch, place = only(world.ask(15))
-    assert (batch.found_in, batch.batch, batch.commit_id, place.holds) == (
+    assert (batch.found_in, batch.batch, batch.commit_id, place.contains) == (
         "ledger",
         1,
         "c1",
@@ -237,16 +237,16 @@ def test_of_a_batch_with_several_fates_counts_and_bounds_say_as_much_as_they_can
     world.batch(a=tally(10, 20, 4, invisible=6, seen=(10, 13)))
     world.batch(a=tally(20, 30, 0, skipped=10))
     _, mixed = only(world.ask(5))
-    assert (mixed.holds, mixed.why) == ("maybe", "of 10 offsets 8 written, 2 rejected")
+    assert (mixed.contains, mixed.reason) == ("maybe", "of 10 offsets 8 written, 2 rejected")
     _, dense = only(world.ask(11))
-    assert (dense.holds, dense.why) == ("yes", "a live file has every offset of its bounds")
+    assert (dense.contains, dense.reason) == ("yes", "a live file has every offset of its bounds")
     _, beside = only(world.ask(18))
-    assert (beside.holds, beside.files) == ("no", ())
+    assert (beside.contains, beside.files) == ("no", ())
     answer = world.ask(25)
     _, skipped = only(answer)
-    assert (skipped.holds, skipped.why, skipped.sql) == ("no", "of 10 offsets 10 skipped", "")
-    assert not answer.held
-    assert "no table holds it" in shown(answer)
+    assert (skipped.contains, skipped.reason, skipped.sql) == ("no", "of 10 offsets 10 skipped", "")
+    assert not answer.contained
+    assert "no table contains it" in shown(answer)
 
 
 def test_of_many_tables_those_are_named_that_the_batch_wrote_to():
@@ -262,7 +262,7 @@ def test_of_many_tables_those_are_named_that_the_batch_wrote_to():
     )
     answer = world.ask(3)
     (batch,) = answer.batches
-    assert {place.table: place.holds for place in batch.tables} == {
+    assert {place.table: place.contains for place in batch.tables} == {
         "db.a": "maybe",
         "db.b": "maybe",
         "db.dead": "yes",
@@ -282,8 +282,8 @@ def test_a_dead_letter_that_was_replayed_may_be_where_the_batch_wrote_nothing():
     assert [p.table for p in world.ask(3).batches[0].tables] == ["db.dead"]
     world.tables["db.a"].data.append(DataFile("/db.a/frazil-s.replay-1-0-x.parquet", 2, P, (2, 8)))
     places = {place.table: place for place in world.ask(3).batches[0].tables}
-    assert places["db.a"].holds == "maybe"
-    assert "dead letters were replayed around it" in places["db.a"].why
+    assert places["db.a"].contains == "maybe"
+    assert "dead letters were replayed around it" in places["db.a"].reason
 
 
 def test_rows_that_stand_for_several_offsets_are_said_to():
@@ -291,8 +291,8 @@ def test_rows_that_stand_for_several_offsets_are_said_to():
     world.batch(a=tally(0, 10, 0, merged=10))
     answer = world.ask(4)
     _, place = only(answer)
-    assert place.holds == "merged"
-    assert answer.held
+    assert place.contains == "merged"
+    assert answer.contained
     assert "WHERE" not in place.sql
 
 
@@ -300,11 +300,11 @@ def test_deleted_rows_make_it_uncertain_and_files_that_are_gone_do_not():
     world = World("db.a")
     world.batch(a=tally(0, 10))
     world.tables["db.a"].deletes = 2
-    assert only(world.ask(4))[1].holds == "maybe"
+    assert only(world.ask(4))[1].contains == "maybe"
     world.tables["db.a"].data = []
     _, place = only(world.ask(4))
-    assert place.holds == "no"
-    assert "no live file's bounds hold it" in place.why
+    assert place.contains == "no"
+    assert "no live file's bounds hold it" in place.reason
 
 
 def test_an_expired_snapshot_is_said_to_be_and_the_oldest_one_left_that_has_it_is_named():
@@ -315,7 +315,7 @@ def test_an_expired_snapshot_is_said_to_be_and_the_oldest_one_left_that_has_it_i
     table.expire(keep=2)
     newest, oldest = [snapshot.id for snapshot in table.history("main")]
     _, place = only(world.ask(5))
-    assert (place.expired, place.oldest_left) == (True, oldest)
+    assert (place.expired, place.oldest_snapshot) == (True, oldest)
     assert f"VERSION AS OF {oldest} " in place.sql
     assert f"which was expired; the oldest one left that has it is {oldest}" in shown(world.ask(5))
     _, newest_place = only(world.ask(45))

@@ -189,7 +189,7 @@ def test_another_cluster_is_adopted_with_all_its_topics():
     intervention = decided(WantedPosition("adopt-topic"), TopicIdentity("k2", {"orders": "id-2"}))
     assert intervention.origin.cluster == "k2"
     assert intervention.begin == Cut({AGAIN: 0, Partition("orders@7", 1): 0})
-    assert "cluster k2 for k" in intervention.says
+    assert "cluster k2 for k" in intervention.message
 
 
 def test_a_cluster_with_the_same_topics_changes_its_id_alone():
@@ -212,7 +212,7 @@ def test_back_reads_the_whole_topic_on_under_a_new_name():
     intervention = decided(WantedPosition("seek", to={("orders", 0): 20}))
     assert intervention.begin == Cut({AGAIN: 20, Partition("orders@7", 1): 60})
     assert intervention.origin.topics == {"orders": "id-1", "orders@7": "id-1"}
-    assert "30 offsets come again" in intervention.says
+    assert "30 offsets come again" in intervention.message
 
 
 def test_a_topic_that_lost_its_tail_is_read_on_from_its_end():
@@ -288,10 +288,10 @@ def history(note: str, lost: int = 5) -> History:
 
 def test_a_loss_that_is_signed_for_is_accepted_and_not_proven():
     report = history(NOTE.text()).report()
-    assert report.verdict == "accepted loss"
+    assert report.verdict == "accepted_loss"
     assert report.partitions[0].counts == OutcomeCounts(written=15, lost=5)
     assert report.notes == (NOTE,)
-    assert report.partitions[0].ranges("accepted loss") == (Range(A, 10, 15),)
+    assert report.partitions[0].ranges("accepted_loss") == (Range(A, 10, 15),)
     assert json_values(report)["partitions"][0]["lost"] == 5
 
 
@@ -302,7 +302,7 @@ def test_a_loss_that_nobody_signed_for_is_a_gap(note: str):
     report = history(note).report()
     assert report.verdict == "gap"
     assert report.partitions[0].gaps == (Range(A, 10, 15),)
-    assert "accepted loss" not in {finding.kind for finding in report.findings}
+    assert "accepted_loss" not in {finding.kind for finding in report.findings}
 
 
 def test_a_note_covers_its_own_range_alone():
@@ -316,7 +316,7 @@ def test_a_hole_beside_an_accepted_loss_is_still_a_gap():
     report = recorded.commit({A: (17, 20)}).report()
     assert report.verdict == "gap"
     assert report.partitions[0].gaps == (Range(A, 15, 17),)
-    assert report.partitions[0].ranges("accepted loss") == (Range(A, 10, 15),)
+    assert report.partitions[0].ranges("accepted_loss") == (Range(A, 10, 15),)
 
 
 @pytest.mark.parametrize("signed", [True, False])
@@ -330,7 +330,7 @@ def test_of_an_expired_ledger_the_index_has_the_note(signed: bool):
         located.append((batch, {"db.t": snapshot}))
     left = [replace(recorded.snapshots[-1], parent=2)]
     [report] = audit(Evidence("db.t", left, files=recorded.files, index={"s": of(rows(located))}))
-    assert report.verdict == ("accepted loss" if signed else "gap")
+    assert report.verdict == ("accepted_loss" if signed else "gap")
     assert report.notes == ((NOTE,) if signed else ())
 
 

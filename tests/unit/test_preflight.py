@@ -59,7 +59,7 @@ def test_every_error_of_a_config_is_listed_once_with_its_line(tmp_path: Path):
     path.write_text(TEN)
     errors = every_error(path, {"FRAZIL_SINK__A__B": "1"})
     assert "FRAZIL_SINK__A__B" in errors.errors[0].message
-    lines = [int(errors.place(*e.path).rpartition(":")[2]) for e in errors.errors[1:]]
+    lines = [int(errors.location(*e.path).rpartition(":")[2]) for e in errors.errors[1:]]
     assert sorted(lines) == LINES
     assert "hunter2" not in str(errors.errors)
     # What is left is a config, in which nothing of a section with an error is tried out.
@@ -105,8 +105,8 @@ def test_a_config_with_errors_exits_with_2_and_names_no_server(tmp_path: Path):
     report = Check(path, lambda _: lambda _: None, CheckOptions(), every_error(path, {})).run()
     assert report.exit_code == 2
     assert report.errors == len(LINES)
-    assert [f.area for f in report.findings if f.verdict != "error"] == ["java", "position"]
-    numbers = [int(f.place.rpartition(":")[2]) for f in report.findings if f.area == "config"]
+    assert [f.area for f in report.findings if f.severity != "error"] == ["java", "position"]
+    numbers = [int(f.location.rpartition(":")[2]) for f in report.findings if f.area == "config"]
     assert numbers == LINES
 
 
@@ -125,7 +125,7 @@ CREATE SINK s FROM KAFKA CONNECTION k (TOPIC 'orders') FORMAT JSON
         (statements, 1, "s.sql:1:38"),
     ):
         path.write_text(text)
-        monkeypatch.setattr(sys, "argv", ["frazil", "check", str(path), "--limit", "2s"])
+        monkeypatch.setattr(sys, "argv", ["frazil", "check", str(path), "--timeout", "2s"])
         with pytest.raises(SystemExit) as end:
             commands.main()
         out, _ = capfd.readouterr()
@@ -156,9 +156,9 @@ def test_a_check_that_hangs_or_fails_is_a_finding():
 
     results = side_by_side({"broker": hanging, "catalog": failing, "registry": odd}, 0.3)
     never.set()
-    assert "no answer within" in results["broker"][0].says
-    assert (results["catalog"][0].says, results["catalog"][0].hint) == ("cannot read it", "look")
-    assert "KeyError" in results["registry"][0].says
+    assert "no answer within" in results["broker"][0].message
+    assert (results["catalog"][0].message, results["catalog"][0].hint) == ("cannot read it", "look")
+    assert "KeyError" in results["registry"][0].message
 
 
 SCHEMA = {
@@ -268,7 +268,7 @@ def test_a_proposal_follows_from_what_is_in_the_topic(
     [table] = load(tmp_path / "a.toml", {}).tables
     values = {key: getattr(table, key) for key in expected}
     assert {k: list(v) if isinstance(v, tuple) else v for k, v in values.items()} == expected
-    assert all(proposal["why"] for proposal in made.proposals)
+    assert all(proposal["reason"] for proposal in made.proposals)
     with pytest.raises(ConfigError, match="it exists already"):
         write_new(tmp_path / "a.toml", made.text)
 

@@ -410,7 +410,7 @@ def test_absorbed_batches_share_a_snapshot_and_a_boundary_between_them_is_nobody
     world.commit("db.a", "db.b", INDEX)
     choice = world.choose("batch:2")
     assert choice.boundary.batch == 0
-    assert choice.because == ("table db.a took batches 1 to 3 in one commit",)
+    assert choice.reasons == ("table db.a took batches 1 to 3 in one commit",)
     assert [(move.table, move.rows) for move in choice.moves] == [("db.a", 30), ("db.b", 30)]
     assert [move.commits for move in choice.moves] == [1, 3]
 
@@ -483,7 +483,7 @@ def test_a_table_that_was_rolled_back_by_hand_is_joined_where_it_stands():
     world.tables["db.a"].refs["main"] = older
     choice = world.choose("batch:2")
     assert choice.boundary.batch == 1
-    assert choice.because == ("table db.a lacks orders[0] from 20 on",)
+    assert choice.reasons == ("table db.a lacks orders[0] from 20 on",)
     world.check(world.rewind("batch:2"))
 
 

@@ -82,8 +82,8 @@ def test_the_exit_code_says_whether_it_is_proven_and_then_whether_all_is_gone():
     lost = PartReport("append", "t", "db.t", audit="proven", lost=[Range(Partition("t", 0), 3, 5)])
     assert (lost.verdict, lost.spans["lost"]) == ("lost", [[0, 3, 5]])
     assert SelfTestReport("x", "x", [well]).exit_code == 0
-    assert SelfTestReport("x", "x", [well], left=["topic t: why"]).exit_code == 1
-    assert SelfTestReport("x", "x", [well, lost], left=["topic t: why"]).exit_code == 3
+    assert SelfTestReport("x", "x", [well], not_removed=["topic t: why"]).exit_code == 1
+    assert SelfTestReport("x", "x", [well, lost], not_removed=["topic t: why"]).exit_code == 3
     assert SelfTestReport("x", "x", [PartReport("append", "t", "db.t", audit="gap")]).exit_code == 3
 
 

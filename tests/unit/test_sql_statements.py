@@ -199,7 +199,7 @@ def test_everything_can_be_shown(frazil: Frazil):
     definitions = "".join(report["sql"] for report in creates)
     assert len(read_statements(definitions)) == 4
     assert describe["tables"][0]["name"] == "shop.orders"
-    assert explain["way"].startswith("Kafka")
+    assert explain["path"].startswith("Kafka")
     assert explain["settings"]["transform"]["sql"] == "SELECT a FROM stream"
     assert explain["origins"]["sink"]["topics"].startswith("views/v.sql:2:")
 
@@ -222,7 +222,7 @@ def test_a_file_of_statements_is_checked(
     Path("a.sql").write_text(f"{BASE}{SINK} WITH (CHECKPOINT LOCATION 'c');")
     Path("b.sql").write_text(f"{BASE}{SINK} WITH (TRIGGER 'no');")
     for name, code, place in (("a.sql", 1, "(a.sql:3:69)"), ("b.sql", 2, "b.sql:6:")):
-        monkeypatch.setattr(sys, "argv", ["frazil", "check", name, "--limit", "1s"])
+        monkeypatch.setattr(sys, "argv", ["frazil", "check", name, "--timeout", "1s"])
         with pytest.raises(SystemExit) as end:
             commands.main()
         out = capfd.readouterr().out

@@ -146,8 +146,8 @@ def test_a_table_that_stops_the_next_start_is_in_doubt(
     harm(world)
     ((name, doubt),) = in_doubt(config, world.open).items()
     where, kind, says = DOUBTS[harm]
-    assert (name, doubt["kind"]) == (where, kind)
-    assert re.search(says, doubt["says"])
+    assert (name, doubt["class"]) == (where, kind)
+    assert re.search(says, doubt["message"])
     assert doubt["hint"]
 
 

@@ -94,8 +94,8 @@ def _line(
     return {
         "topic": partition.topic,
         "partition": partition.number,
-        "earliest": low,
-        "latest": end,
+        "earliest_offset": low,
+        "latest_offset": end,
         "read_from": began,
         "position": offset,
         "lag": max(0, end - max(low, offset or 0)),

@@ -10,11 +10,11 @@ Three sources are compared; each of them could be wrong alone:
 
 Counts and bounds cannot distinguish one offset from another. Where other writers added rows in the
 sink's ranges and rows were also removed, the counts may agree although the rows differ. Such a
-range is `cannot tell`, unless a sink wrote all of its files, or the rows are read. A compaction
+range is `cannot_tell`, unless a sink wrote all of its files, or the rows are read. A compaction
 (`replace`) is trusted to keep rows as they are, as Iceberg defines it, where counts agree.
 
 A ledger whose older snapshots were expired proves only the part that is left; the index covers the
-rest. Where two sources cannot confirm the third, the verdict is `cannot tell`, with the reason. On
+rest. Where two sources cannot confirm the third, the verdict is `cannot_tell`, with the reason. On
 request (`deep`) the offset columns themselves are a fourth source.
 
 The report states which of three things is proven:
@@ -29,7 +29,7 @@ The report states which of three things is proven:
   that the rows left are the last of their keys; no count can show it.
 
 Offsets that retention deleted before they were read are neither present nor proven. They are an
-`accepted loss` where an operator signed for them, and a `gap` otherwise.
+`accepted_loss` where an operator signed for them, and a `gap` otherwise.
 
 A sink and the sink that replays its dead letters write to the same tables. Their rows add up, and
 each has its own ledger: the sink's counts records, the replay's counts batches.

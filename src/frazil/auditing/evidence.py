@@ -34,7 +34,7 @@ from frazil.ledger.index_rows import IndexRows
 from frazil.ledger.sink_state import REPLAY, STREAM, index_entry, known_tables
 from frazil.ledger.tags import ledger_tag
 from frazil.offsets import BATCHES, Cut, Partition
-from frazil.render import Line, colour, json_values, text_table
+from frazil.render import Line, colour, json_values, label, text_table
 from frazil.spark.open_table import Open
 
 _PROVES = {
@@ -44,7 +44,7 @@ _PROVES = {
     "changes": "every record was applied by exactly one committed batch; which of their rows later "
     "ones replaced is not distinguished",
 }
-_NOTHING = "nothing committed"
+_NOTHING = "nothing_committed"
 #: With more reports than this, only those not proven are shown partition by partition.
 _SHOWN = 4
 
@@ -72,7 +72,7 @@ class AuditResult:
     @property
     def proven(self) -> bool:
         """Every offset is accounted for; a loss that an operator accepted is one of them."""
-        return self.verdict in ("proven", "accepted loss")
+        return self.verdict in ("proven", "accepted_loss")
 
     @property
     def exit_code(self) -> int:
@@ -86,7 +86,7 @@ class AuditResult:
         broker: dict[str, object] = {
             "broker": self.broker,
             "lag": self.lag,
-            "last_commit_ms": self.committed_ms,
+            "last_commit_at": _moment(self.committed_ms),
             "verdict": worst(self.findings),
             "findings": self.findings,
         }
@@ -99,7 +99,7 @@ class AuditResult:
             facts = [f"{table}: {one}" if table else str(one) for table, one in findings]
             more = f"; and {len(facts) - 3} more" if len(facts) > 3 else ""
             raise NotProven(
-                f"cannot prove the stream: {self.verdict}: {'; '.join(facts[:3])}{more}",
+                f"cannot prove the stream: {label(self.verdict)}: {'; '.join(facts[:3])}{more}",
                 hint="frazil audit CONFIG shows every finding with its ranges",
             )
 
@@ -112,7 +112,7 @@ class AuditResult:
         for report in self.reports:
             yield Text.from_markup(
                 ("" if len(self.reports) == 1 else f"{report.table}, sink {report.sink}: ")
-                + f"[{colour(report.verdict)}]{report.verdict}[/]: "
+                + f"[{colour(report.verdict)}]{label(report.verdict)}[/]: "
                 f"{counted(report.written, 'row')} in {counted(report.commits, 'commit')}; "
                 f"{_PROVES[report.proves]} ({', '.join(report.examined)})"
             )
@@ -122,9 +122,13 @@ class AuditResult:
         for line in self.broker:
             yield (
                 f"{line['topic']}[{line['partition']}]: read from {line['read_from']} to "
-                f"{line['position']}; the broker has {line['earliest']} to {line['latest']}, "
-                f"{line['lag']} to come"
-                + (f", {line['never_read']} before the beginning" if line["never_read"] else "")
+                f"{line['position']}; the broker has {line['earliest_offset']} to "
+                f"{line['latest_offset']}; lag {line['lag']}"
+                + (
+                    f"; {line['never_read']} offsets before the sink's first"
+                    if line["never_read"]
+                    else ""
+                )
             )
         if self.lag is not None:
             yield _lag(self)
@@ -466,7 +470,7 @@ def _within(limits: AuditLimits, proof: AuditResult, why: str) -> AuditResult:
     """Add a finding where the sink is further behind than `limits`, or its lag is unknown."""
     findings: list[Finding] = []
     if limits and proof.lag is None:
-        findings.append(Finding("cannot tell", f"how far the sink is behind: {why}"))
+        findings.append(Finding("cannot_tell", f"how far the sink is behind: {why}"))
     elif proof.lag and limits.lag is not None and proof.lag > limits.lag:
         findings.append(
             Finding(
@@ -503,15 +507,16 @@ def beginnings(proof: AuditResult) -> list[str]:
     return lines + [f"and {len(late) - _SHOWN} partitions more"] * (len(late) > _SHOWN)
 
 
+def _moment(ms: int | None) -> str | None:
+    if ms is None:
+        return None
+    return datetime.fromtimestamp(ms / 1000, timezone.utc).isoformat(timespec="seconds")
+
+
 def _lag(proof: AuditResult) -> str:
     if not proof.lag:
         return "nothing waits in Kafka"
-    at = proof.committed_ms
-    moment = (
-        ""
-        if at is None
-        else datetime.fromtimestamp(at / 1000, timezone.utc).isoformat(timespec="seconds")
-    )
+    moment = _moment(proof.committed_ms)
     last = f"the last commit was at {moment}" if moment else "no commit of the sink is known"
     return f"{proof.lag:,} offsets wait in Kafka and are not part of this proof; {last}"
 

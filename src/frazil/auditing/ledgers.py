@@ -39,7 +39,7 @@ class LedgerCheck(SinkCheck):
         self._rolled_back()
         if not self.table.knows(self.sink):
             self.add(
-                "cannot tell",
+                "cannot_tell",
                 "snapshots before the oldest one left were expired, and no "
                 "index was found; the ranges are what the ledger left proves",
             )
@@ -141,7 +141,7 @@ class LedgerCheck(SinkCheck):
             )
         elif behind is None and self.sink in self.table.upserts:
             self.add(
-                "cannot tell",
+                "cannot_tell",
                 f"snapshots since the newest entry of the sink ({tagged.id})"
                 " were expired, and no earlier metadata file shows that the table was not "
                 "rolled back; compare it with its topics (frazil offsets confirm signs for "
@@ -184,7 +184,7 @@ class NoteCheck(SinkCheck):
                     unsigned.append((start, end))
                 else:
                     gone = Range(partition, start, end)
-                    self.add("accepted loss", f"{gone}: {known}", [gone])
+                    self.add("accepted_loss", f"{gone}: {known}", [gone])
             self.add_ranges(
                 "gap",
                 partition,

@@ -141,11 +141,11 @@ class ManifestCheck(SinkCheck):
             )
         elif table.foreign:
             self.add(
-                "cannot tell", "others added rows to this table, of keys that it may have already"
+                "cannot_tell", "others added rows to this table, of keys that it may have already"
             )
         for commits in table.expired_commits:
             self.add(
-                "cannot tell",
+                "cannot_tell",
                 f"others wrote rows into this table ({commits}), of keys that it may have "
                 "already, and their snapshots were expired",
             )
@@ -265,7 +265,7 @@ class ManifestCheck(SinkCheck):
             return
         if not all(map(self.table.knows, self.table.sinks)):
             self.add(
-                "cannot tell",
+                "cannot_tell",
                 "another sink writes to this table, whose older snapshots "
                 "were expired; its rows are not distinguished",
             )
@@ -304,13 +304,13 @@ class ManifestCheck(SinkCheck):
             or ((unknown or unclear or between) and (table.removed or (placed and not kept)))
         ):
             self.add(
-                "cannot tell",
+                "cannot_tell",
                 "others wrote to this table, or removed rows, and their rows "
                 "are not distinguished from the sink's (see --deep)",
             )
         elif others:
             self.add(
-                "cannot tell", "several sinks write to this table; its rows are not distinguished"
+                "cannot_tell", "several sinks write to this table; its rows are not distinguished"
             )
 
     def _recorded(self) -> tuple[int, int, set[str]]:
@@ -365,15 +365,15 @@ class ForeignRowCheck(SinkCheck):
                     doubtful.append((max(low, begins), min(high, ends)))
                     by |= met
             says = _DOUBT.format(_named(by.values()))
-            self.add_ranges("cannot tell", partition, _union(doubtful), says)
+            self.add_ranges("cannot_tell", partition, _union(doubtful), says)
             self._doubt_expired(partition, (begins, ends), reaches(strange, partition))
         if unplaced and self.table.removed and self.table.brought:
             self.add(
-                "cannot tell",
+                "cannot_tell",
                 _DOUBT.format(_named(s for s, _ in self.table.brought)).format("the table"),
             )
         for commits in self.table.expired_commits if unplaced else ():
-            self.add("cannot tell", _EXPIRED_DOUBT.format(commits).format("the table"))
+            self.add("cannot_tell", _EXPIRED_DOUBT.format(commits).format("the table"))
 
     def _doubt_expired(
         self, partition: Partition, whole: tuple[int, int], strange: Sequence[tuple[int, int]]
@@ -388,7 +388,7 @@ class ForeignRowCheck(SinkCheck):
                 if reach and reach[0] < high and low < reach[1]
             ]
             spans = _union((low, high) for low, high in doubtful if low < high)
-            self.add_ranges("cannot tell", partition, spans, _EXPIRED_DOUBT.format(commits))
+            self.add_ranges("cannot_tell", partition, spans, _EXPIRED_DOUBT.format(commits))
 
 
 class FooterCheck(SinkCheck):

@@ -13,16 +13,17 @@ from typing import ClassVar
 from frazil.accounting import OutcomeCounts
 from frazil.ledger.entry import OperatorNote
 from frazil.offsets import BATCHES, Range
+from frazil.render import label
 
-#: The worst first. `accepted loss` is no fault: an operator has signed for it.
+#: The worst first. `accepted_loss` is no fault: an operator has signed for it.
 KINDS = (
     "gap",
     "overlap",
     "unaccounted",
-    "cannot tell",
-    "nothing committed",
+    "cannot_tell",
+    "nothing_committed",
     "behind",
-    "accepted loss",
+    "accepted_loss",
 )
 
 
@@ -31,11 +32,11 @@ class Finding:
     JSON: ClassVar = "=text"
 
     kind: str
-    says: str
+    message: str
     ranges: tuple[Range, ...] = ()
 
     def __str__(self) -> str:
-        return f"{self.kind}: {self.says}"
+        return f"{label(self.kind)}: {self.message}"
 
     text = property(__str__)
 
@@ -67,8 +68,8 @@ class PartitionReport:
     @property
     def spans(self) -> dict[str, list[list[int]]]:
         """The ranges of the findings by kind, as `[start, end]`."""
-        kinds = {"gaps": "gap", "overlaps": "overlap", "unaccounted": "unaccounted"}
-        kinds["cannot_tell"] = "cannot tell"
+        kinds = {"gaps": "gap", "overlaps": "overlap"}
+        kinds |= {kind: kind for kind in ("unaccounted", "cannot_tell")}
         return {key: [[r.start, r.end] for r in self.ranges(kinds[key])] for key in kinds}
 
     @property
@@ -113,7 +114,7 @@ class TableReport:
 
     @property
     def verdict(self) -> str:
-        """`proven`, or the kind of the worst finding; `accepted loss` where everything else is
+        """`proven`, or the kind of the worst finding; `accepted_loss` where everything else is
         proven."""
         return worst(self.findings)
 

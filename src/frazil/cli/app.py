@@ -49,8 +49,9 @@ index_app = typer.Typer(no_args_is_help=True, help="The offset index.")
 app.add_typer(index_app, name="index")
 offsets_app = typer.Typer(
     no_args_is_help=True,
-    help="The position of a stream, and an operator's decisions about it. Without --yes a command "
-    "prints what it would do; with --yes it does it, and stops (fences) a running sink.",
+    help="The position of a stream, and an operator's decisions about it. Without --apply a "
+    "command prints what it would do. With --apply it does it, and a running "
+    "sink is stopped (fenced).",
 )
 app.add_typer(offsets_app, name="offsets")
 
@@ -107,7 +108,10 @@ Offsets = Annotated[str, typer.Option(help="One offset, or START..END without EN
 Kinds = Annotated[
     list[str], typer.Option("--kind", help="Only this kind: route, misfit, …; may be repeated.")
 ]
-Yes = Annotated[bool, typer.Option("--yes", help="Do it; a running sink is stopped (fenced).")]
+Apply = Annotated[
+    bool,
+    typer.Option("--apply", help="Apply the decision; a running sink is stopped (fenced)."),
+]
 Reason = Annotated[str, typer.Option(help="Reason; the ledger keeps it with who and when.")]
 By = Annotated[str, typer.Option(help="Who; by default the user and the host.")]
 Rejecting = Annotated[

@@ -15,7 +15,7 @@ def proof_of(
     config: Config,
     *,
     deep: bool = False,
-    against_kafka: bool | None = None,
+    kafka: bool | None = None,
     limits: AuditLimits | None = None,
     spark: bool | None = None,
     say: Callable[[str], None],
@@ -25,7 +25,7 @@ def proof_of(
         config,
         table_opener(config, spark),
         deep=deep,
-        ask=against_kafka,
+        ask=kafka,
         limits=limits or AuditLimits(),
         say=say,
     )

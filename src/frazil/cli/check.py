@@ -34,7 +34,7 @@ def check(
             help="Prove the right to write by a file that is removed again; or leave that out.",
         ),
     ] = True,
-    limit: Annotated[str, typer.Option(help="How long each check may take: 10s, 1m.")] = "10s",
+    timeout: Annotated[str, typer.Option(help="How long each check may take: 10s, 1m.")] = "10s",
     spark: Annotated[
         bool, typer.Option("--spark", help="Open catalogs with Spark that need it; slower.")
     ] = False,
@@ -46,7 +46,9 @@ def check(
     def opener(loaded: Config) -> Any:
         return table_opener(loaded, None if spark else False)
 
-    return Check(config, opener, CheckOptions(write, duration(limit)), _sql_errors(config)).run()
+    return Check(
+        config, opener, CheckOptions(write, duration(timeout, "--timeout")), _sql_errors(config)
+    ).run()
 
 
 def _sql_errors(path: Path) -> ConfigErrors | None:
@@ -55,7 +57,7 @@ def _sql_errors(path: Path) -> ConfigErrors | None:
         return None
     errors = ConfigErrors()
     try:
-        errors.config, errors.places = traced_config(path)
+        errors.config, errors.locations = traced_config(path)
     except ConfigError as error:
         errors.add(error)
     return errors

@@ -28,6 +28,7 @@ try:  # Ctrl-C this early is a normal stop: nothing was begun
     from frazil.cli import init as _init  # noqa: F401
     from frazil.cli import sql as _sql  # noqa: F401
     from frazil.cli.app import (
+        Apply,
         Branch,
         By,
         Catalog,
@@ -44,7 +45,6 @@ try:  # Ctrl-C this early is a normal stop: nothing was begun
         Target,
         Topics,
         Unasked,
-        Yes,
         app,
         catalog_config,
         command,
@@ -184,10 +184,10 @@ def audit(
         bool,
         typer.Option("--deep", help="Also read the data files: offset columns and footers."),
     ] = False,
-    against_kafka: Annotated[
+    kafka: Annotated[
         bool | None,
         typer.Option(
-            "--against-kafka/--no-broker",
+            "--kafka/--no-kafka",
             help="Fail if Kafka does not answer, or do not ask it. By default: ask for the lag.",
         ),
     ] = None,
@@ -208,12 +208,12 @@ def audit(
         return proof_of(
             load_config(target),
             deep=deep,
-            against_kafka=against_kafka,
+            kafka=kafka,
             limits=evidence.AuditLimits(max_lag, duration(max_age) if max_age else None),
             spark=spark,
             say=progress.print,
         )
-    if against_kafka or max_lag is not None or max_age:
+    if kafka or max_lag is not None or max_age:
         raise ConfigError("cannot compare with Kafka: only a sink's TOML file says where it is")
     return evidence.of_table(
         table_opener(catalog_config(target, catalog), spark), target, branch, deep
@@ -465,12 +465,12 @@ def accept_loss(
     ] = [],  # noqa: B006
     reason: Reason = "",
     by: By = "",
-    yes: Yes = False,
+    apply: Apply = False,
 ) -> Report:
     """Continue behind offsets that retention deleted before they were read; they count as lost."""
     from frazil.ops import offsets
 
-    return _decide(config, offsets.accept_loss(lost), reason, by, yes)
+    return _decide(config, offsets.accept_loss(lost), reason, by, apply)
 
 
 @command(offsets_app)
@@ -491,12 +491,12 @@ def adopt_topic(
     ] = False,
     reason: Reason = "",
     by: By = "",
-    yes: Yes = False,
+    apply: Apply = False,
 ) -> Report:
     """Accept a recreated topic, or another cluster, as the one the ledger knows."""
     from frazil.ops import offsets
 
-    return _decide(config, offsets.adopt_topic(topic, start, same_offsets), reason, by, yes)
+    return _decide(config, offsets.adopt_topic(topic, start, same_offsets), reason, by, apply)
 
 
 @command(offsets_app)
@@ -507,12 +507,12 @@ def seek(
     ],
     reason: Reason = "",
     by: By = "",
-    yes: Yes = False,
+    apply: Apply = False,
 ) -> Report:
     """Move the position. Forward skips records; back reads them again, as a new topic."""
     from frazil.ops import offsets
 
-    return _decide(config, offsets.seek(to), reason, by, yes)
+    return _decide(config, offsets.seek(to), reason, by, apply)
 
 
 @command(offsets_app)
@@ -521,33 +521,33 @@ def confirm(
     table: Annotated[str, typer.Option(help="The table whose history was expired.")],
     reason: Reason = "",
     by: By = "",
-    yes: Yes = False,
+    apply: Apply = False,
 ) -> Report:
     """Confirm that a table whose history was expired holds everything below its ledger's end."""
     from frazil.ops import offsets
 
-    _require_reason("confirm", reason, yes)
-    note = offsets.operator_note("confirm", reason, by) if yes else None
+    _require_reason("confirm", reason, apply)
+    note = offsets.operator_note("confirm", reason, by) if apply else None
     return offsets.confirm(config, spark_session(config), table, note)
 
 
-def _require_reason(did: str, reason: str, yes: bool) -> None:
-    if yes and not reason.strip():
+def _require_reason(command: str, reason: str, apply: bool) -> None:
+    if apply and not reason.strip():
         raise ConfigError(
-            f"cannot {did}: expected a --reason, found none",
+            f"cannot {command}: expected a --reason, found none",
             hint="the reason is kept in the ledger, for later audits",
         )
 
 
-def _decide(path: Path, wanted: Any, reason: str, by: str, yes: bool) -> Report:
+def _decide(path: Path, wanted: Any, reason: str, by: str, apply: bool) -> Report:
     from frazil.ops import offsets
 
     config = load_config(path)
-    _require_reason(wanted.did, reason, yes)
+    _require_reason(wanted.command, reason, apply)
     spark = spark_session(config)
     plan = offsets.preview(config, spark, wanted, path)
-    if yes and plan.decision:
-        plan = offsets.apply(config, spark, plan, offsets.operator_note(wanted.did, reason, by))
+    if apply and plan.decision:
+        plan = offsets.apply(config, spark, plan, offsets.operator_note(wanted.command, reason, by))
     return plan
 
 

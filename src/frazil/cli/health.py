@@ -19,7 +19,7 @@ from rich.text import Text
 from frazil.cli.app import ConfigFile, Spark, app, command, stop, table_opener
 from frazil.config.units import duration
 from frazil.errors import ConfigError, FrazilError
-from frazil.render import Report, json_values, output
+from frazil.render import Report, error_values, json_values, output
 
 
 @command(app)
@@ -69,7 +69,11 @@ def _watch(report: Callable[[], Report], pause: float, as_json: bool) -> None:
 @dataclass(frozen=True, slots=True)
 class _Failed:
     error: FrazilError
-    JSON: ClassVar = "error=error.message hint=error.hint"
+    JSON: ClassVar = "error=values"
+
+    @property
+    def values(self) -> dict[str, str]:
+        return error_values(self.error)
 
     def lines(self) -> list[str]:
         return [f"frazil: {self.error}"]
@@ -110,7 +114,7 @@ def health(
 def probe(file: Path, ready: bool, most: float, now: float) -> ProbeReport:
     try:
         values = json.loads(file.read_bytes())
-        age = now - datetime.fromisoformat(values["time"]).timestamp()
+        age = now - datetime.fromisoformat(values["written_at"]).timestamp()
         well, sinks = bool(values["ready" if ready else "healthy"]), list(values["sinks"])
         sinks = [sink for sink in sinks if isinstance(sink, dict)]
     except FileNotFoundError:

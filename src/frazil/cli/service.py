@@ -21,7 +21,7 @@ from frazil.errors import counted
 from frazil.monitoring.http import MonitoringServer
 from frazil.monitoring.observer import Observer
 from frazil.monitoring.setup import forget, monitoring_of
-from frazil.render import Line
+from frazil.render import Line, error_values
 from frazil.service.definitions import source_of
 from frazil.service.service import Service
 from frazil.service.supervision import SinkStatus, State
@@ -141,10 +141,9 @@ class ServiceCommand:
         run = commits.run if commits else None
         return {
             "state": status.state,
-            "since": datetime.fromtimestamp(status.since, timezone.utc),
+            "state_changed_at": datetime.fromtimestamp(status.since, timezone.utc),
             "file": status.origin,
-            "error": error
-            and {"kind": type(error).__name__, "says": error.message, "hint": error.hint},
+            "error": error and error_values(error),
             "refused": status.refused,
             "restarts": status.restarts,
             "rows": commits.rows if commits else 0,

@@ -204,7 +204,9 @@ class SqlSession:
                 yield {**row, "from": _source_text(definition), "query": query, "used by": users}
 
     def _show_create(self, definitions: LoadedDefinitions, command: Command) -> StatementReport:
-        definition = named(definitions.objects, _KINDS[command.kind], command.name, command.place)
+        definition = named(
+            definitions.objects, _KINDS[command.kind], command.name, command.location
+        )
         text = create_text(definition)
         return StatementReport(
             f"SHOW CREATE {command.kind.upper()}", command.name, {"sql": text}, [text]
@@ -248,7 +250,7 @@ class SqlSession:
         from frazil.ops.check_connection import connection_findings
 
         objects = definitions.objects
-        given = named(objects, Connection, command.name, command.place)
+        given = named(objects, Connection, command.name, command.location)
         properties = connection_properties(objects, given)
         findings = connection_findings(
             given.type, properties, lambda config: table_opener(config, None)
@@ -269,7 +271,7 @@ class SqlSession:
         )
 
     def _config(self, definitions: LoadedDefinitions, command: Command) -> tuple[Config, Origins]:
-        named(definitions.objects, SinkStatement, command.name, command.place)
+        named(definitions.objects, SinkStatement, command.name, command.location)
         return config_of(definitions.objects, command.name, self.store.base, self._environ)
 
     _reads: ClassVar[Mapping[str, Callable[..., StatementReport]]] = {

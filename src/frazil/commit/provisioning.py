@@ -19,7 +19,7 @@ from frazil.config.sections import deleted_keys_table, replayed
 from frazil.errors import ConfigError, IdentityMismatch, SchemaMismatch
 from frazil.ledger.sink_state import REPLAY
 from frazil.ledger.staged_batch import StagedBatch
-from frazil.pipeline.isolation import StationFailed, noticing
+from frazil.pipeline.isolation import StepFailed, noticing
 from frazil.pipeline.missing_columns import needed
 from frazil.pipeline.projection import NO_METADATA, MetadataColumns
 from frazil.pipeline.table_plan import TablePlan
@@ -199,7 +199,7 @@ def _making(table: str) -> Iterator[None]:
     try:
         with noticing():
             yield
-    except StationFailed as error:
+    except StepFailed as error:
         raise SchemaMismatch(
             f"cannot make or change table {table} for its records: {error}"
         ) from error

@@ -222,7 +222,7 @@ class RewindSteps:
             rewind = table_rewind(table_state, self.sink, boundary, self.state.timeline)
             if rewind.trouble:
                 raise Fatal(f"cannot rewind table {name}: {rewind.trouble}")
-            if not rewind.moves and not rewind.expired:
+            if not rewind.rewound and not rewind.expired:
                 self._extend(target)
                 return True
             refuse(RewindPlan(boundary, (rewind,)))

@@ -248,7 +248,7 @@ class TableRewind:
     """The effect of a rewind to a boundary on one table."""
 
     JSON: ClassVar = (
-        "table branch moves snapshot_now snapshot_then commits rows ranges foreign expired"
+        "table branch rewound snapshot_now snapshot_then commits rows ranges foreign expired"
     )
 
     table: str
@@ -275,7 +275,7 @@ class TableRewind:
     floor: Cut = field(default_factory=Cut)
 
     @property
-    def moves(self) -> bool:
+    def rewound(self) -> bool:
         return self.commits > 0
 
     @property
@@ -462,16 +462,16 @@ def _tags(state: TableState, gone: set[int], losers: set[str]) -> dict[str, int 
 class RewindPlan:
     """A boundary that all tables can be rewound to, with the effect on each."""
 
-    JSON: ClassVar = "*boundary because tables"
+    JSON: ClassVar = "*boundary reasons tables"
 
     boundary: Boundary
     tables: tuple[TableRewind, ...]
     #: why it is not the requested boundary
-    because: tuple[str, ...] = ()
+    reasons: tuple[str, ...] = ()
 
     @property
     def moves(self) -> tuple[TableRewind, ...]:
-        return tuple(rewind for rewind in self.tables if rewind.moves)
+        return tuple(rewind for rewind in self.tables if rewind.rewound)
 
     @property
     def expired(self) -> tuple[TableRewind, ...]:
@@ -491,7 +491,7 @@ def choose(
     stream: BatchTimeline, states: Sequence[TableState], sink: str, start: Boundary
 ) -> RewindPlan:
     """The newest boundary at or below `start` that no table's commit straddles."""
-    boundary, because = start, list[str]()
+    boundary, reasons = start, list[str]()
     while True:
         rewinds: list[TableRewind] = []
         for state in states:
@@ -499,9 +499,9 @@ def choose(
             if rewinds[-1].trouble:
                 break
         last = rewinds[-1] if rewinds else None
-        because += [last.trouble] if last and last.trouble else []
+        reasons += [last.trouble] if last and last.trouble else []
         if last is None or not last.trouble or boundary.batch == BEGINNING:
-            return RewindPlan(boundary, tuple(rewinds), tuple(dict.fromkeys(because)))
+            return RewindPlan(boundary, tuple(rewinds), tuple(dict.fromkeys(reasons)))
         boundary = stream.at(min(stream.below(last.limit).batch, boundary.batch - 1))
 
 

@@ -19,7 +19,7 @@ from frazil.errors import ConfigError
 
 
 def overlay(
-    document: dict[str, Any], environ: Mapping[str, str], places: origins.Origins | None = None
+    document: dict[str, Any], environ: Mapping[str, str], locations: origins.Origins | None = None
 ) -> dict[str, Any]:
     """`FRAZIL_SINK__ID=a` sets `[sink] id`; `FRAZIL_KAFKA__BOOTSTRAP_SERVERS` a dotted key;
     `FRAZIL_TABLE__0__NAME` a field of the first table; `FRAZIL_SINK__TOPICS=a,b` a list."""
@@ -74,8 +74,8 @@ def overlay(
         passed = section in ("kafka", "catalog", "spark", "registry")
         if passed and SECRET.search(key) and not is_reference(key, environ[name]):
             where[key] = f"env:{name}"  # a secret may be in the environment
-        if places is not None:
-            places[".".join((*path, key))] = f"environment variable {name}"
+        if locations is not None:
+            locations[".".join((*path, key))] = f"environment variable {name}"
     return document
 
 

@@ -49,15 +49,15 @@ class ConfigErrors:
         self.errors: list[ConfigError] = []
         #: the config without the settings at fault; None: there is not enough of it
         self.config: Config | None = None
-        self.places: origins.Origins = {}
+        self.locations: origins.Origins = {}
         #: sections with an error
         self.sections: set[str] = set()
         #: names of the settings that were taken out, by section
         self._gone: dict[tuple[str, ...], set[str]] = {}
 
-    def place(self, *path: str) -> str:
+    def location(self, *path: str) -> str:
         """Line or variable of a setting; empty: the default."""
-        return origins.place(self.places, path)
+        return origins.location(self.locations, path)
 
     def add(self, error: ConfigError) -> None:
         section = _section(error.path)
@@ -75,7 +75,9 @@ def every_error(path: str | Path, environ: Mapping[str, str]) -> ConfigErrors:
         return result
     for _ in range(_MOST):
         try:
-            with placed(lambda setting: origins.place(result.places, setting) or Path(path).name):
+            with placed(
+                lambda setting: origins.location(result.locations, setting) or Path(path).name
+            ):
                 config = from_document(copy.deepcopy(given), base=Path(path).parent)
                 check_catalog(config)
             result.config = config
@@ -95,10 +97,12 @@ def _read(
     """The file with the variables that can be read."""
     known = dict(environ)
     for _ in range(_MOST):
-        result.places.clear()
+        result.locations.clear()
         try:
-            with placed(lambda setting: origins.place(result.places, setting) if setting else ""):
-                return document(path, known, result.places)
+            with placed(
+                lambda setting: origins.location(result.locations, setting) if setting else ""
+            ):
+                return document(path, known, result.locations)
         except ConfigError as error:
             variable = _VARIABLE.search(error.message)
             result.errors.append(error)

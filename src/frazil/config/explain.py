@@ -19,7 +19,7 @@ class Explanation(dict[str, Any]):
     """The values of `frazil config explain --json`."""
 
     def lines(self) -> Iterator[str]:
-        yield f"way: {self['way']}\nwhy: {self['why']}"
+        yield f"path: {self['path']}\nreason: {self['reason']}"
         for section, values in self["settings"].items():
             yield f"\n[{section}]"
             lines = {key: f"{key} = {json.dumps(value)}" for key, value in values.items()}
@@ -30,18 +30,18 @@ class Explanation(dict[str, Any]):
                 yield f"{text:<{width}}  # {origin}{f': {implied}' if implied else ''}"
 
 
-def explain(config: Config, places: Mapping[str, str]) -> Explanation:
-    """`places`: where each setting of the config comes from."""
-    way, why = path_taken(config)
+def explain(config: Config, locations: Mapping[str, str]) -> Explanation:
+    """`locations`: where each setting of the config comes from."""
+    path, reason = path_taken(config)
     effective = settings(config)
     origins = {
         section: {
-            key: places.get(f"{section.replace(' ', '.')}.{key}", "default") for key in values
+            key: locations.get(f"{section.replace(' ', '.')}.{key}", "default") for key in values
         }
         for section, values in effective.items()
     }
     return Explanation(
-        way=way, why=why, settings=effective, origins=origins, in_effect=in_effect(config)
+        path=path, reason=reason, settings=effective, origins=origins, in_effect=in_effect(config)
     )
 
 

@@ -167,23 +167,23 @@ def traced(
     path: str | Path, environ: Mapping[str, str] = os.environ
 ) -> tuple[Config, origins.Origins]:
     """The config, and the origin of each setting."""
-    places: origins.Origins = {}
-    with placed(lambda setting: origins.place(places, setting) if setting else ""):
+    locations: origins.Origins = {}
+    with placed(lambda setting: origins.location(locations, setting) if setting else ""):
         given = document(
-            path, environ, places
+            path, environ, locations
         )  # an error without a setting names the file or variable
-    with placed(lambda setting: origins.place(places, setting) or Path(path).name):
+    with placed(lambda setting: origins.location(locations, setting) or Path(path).name):
         config = from_document(given, base=Path(path).parent)
         check_catalog(config)
-    return config, places
+    return config, locations
 
 
 def document(
     path: str | Path,
     environ: Mapping[str, str] = os.environ,
-    places: origins.Origins | None = None,
+    locations: origins.Origins | None = None,
 ) -> dict[str, Any]:
-    """The parsed file with variables applied. Adds the origin of each setting to `places`."""
+    """The parsed file with variables applied. Adds the origin of each setting to `locations`."""
     try:
         with open(path, "rb") as file:
             text = file.read(_LARGEST + 1)
@@ -196,9 +196,9 @@ def document(
         raise ConfigError(f"cannot read config {path}: not TOML: it is not UTF-8") from None
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise ConfigError(f"cannot read config {path}: not TOML: {error}") from None
-    places = {} if places is None else places
-    places.update(origins.lines(text.decode(), Path(path).name))
-    return overlay(parsed, environ, places)
+    locations = {} if locations is None else locations
+    locations.update(origins.lines(text.decode(), Path(path).name))
+    return overlay(parsed, environ, locations)
 
 
 def from_document(document: Mapping[str, Any], base: Path = Path()) -> Config:

@@ -22,7 +22,7 @@ _PART = re.compile(r"[\w\-]+|\"[^\"]*\"|'[^']*'")
 
 def lines(text: str, name: str) -> Origins:
     """The line of each setting and section in `text`; `name` is the file's name to show."""
-    places: Origins = {}
+    locations: Origins = {}
     counts: dict[str, int] = {}
     section = ""
     inside = ""  # the quotes that end a multi-line text
@@ -40,18 +40,18 @@ def lines(text: str, name: str) -> Origins:
             first, dot, rest = title.partition(".")
             # [table.properties] belongs to the last [[table]]
             section = f"{first}.{counts[first]}{dot}{rest}" if first in counts else title
-            places.setdefault(section, f"{name}:{number}")
+            locations.setdefault(section, f"{name}:{number}")
             section += "."
         elif key := _KEY.match(line):
-            places.setdefault(section + _dotted(key[1]), f"{name}:{number}")
-    return places
+            locations.setdefault(section + _dotted(key[1]), f"{name}:{number}")
+    return locations
 
 
 def _dotted(text: str) -> str:
     return ".".join(part.strip("\"'") for part in _PART.findall(text))
 
 
-def place(origins: Mapping[str, str], path: Sequence[str]) -> str:
+def location(origins: Mapping[str, str], path: Sequence[str]) -> str:
     """The origin of a setting, or of its section; empty: unknown."""
     words = ".".join(path).split(".")
     names = (".".join(words[:count]) for count in range(len(words), 0, -1))

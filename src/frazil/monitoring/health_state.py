@@ -1,7 +1,7 @@
 """The verdict on one sink: `judge`. Pure.
 
 In: facts of a sink, as its own process sees them or as its heartbeat tells them. Out: one of
-`starting`, `ok`, `catching up`, `waiting`, `failed` and `stopped`, with the reason and the remedy.
+`starting`, `ok`, `catching_up`, `waiting`, `failed` and `stopped`, with the reason and the remedy.
 Texts name tables, topics, offsets and errors, and never a value of a record or a secret.
 """
 
@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from frazil.errors import TRY_AGAIN, FrazilError, counted
+from frazil.render import label
 
-STARTING, OK, CATCHING_UP = "starting", "ok", "catching up"
+STARTING, OK, CATCHING_UP = "starting", "ok", "catching_up"
 WAITING, FAILED, STOPPED = "waiting", "failed", "stopped"
 #: Every state of a sink.
 STATES = (STARTING, OK, CATCHING_UP, WAITING, FAILED, STOPPED)
@@ -32,8 +33,16 @@ class Verdict:
     operator: bool = False
 
     @property
+    def error_values(self) -> dict[str, str] | None:
+        """The error, as every JSON of Frazil has it."""
+        if not self.error:
+            return None
+        return {"class": self.error, "message": self.reason, "hint": self.remedy}
+
+    @property
     def text(self) -> str:
-        return f"{self.state}: {self.reason}" if self.reason else self.state
+        words = label(self.state)
+        return f"{words}: {self.reason}" if self.reason else words
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +59,8 @@ class Wait:
 
 
 @dataclass(frozen=True, slots=True)
-class StationLag:
-    """Offsets that are not committed, by the station that they have reached. None: not known."""
+class StageLag:
+    """Offsets that are not committed, by the stage that they have reached. None: not known."""
 
     #: in Kafka, and in no batch
     kafka: int | None = None
@@ -79,7 +88,7 @@ class SinkFacts:
     #: why it ended; None: it was stopped, or was done
     error: FrazilError | None = None
     waits: Sequence[Wait] = ()
-    lag: StationLag | None = None
+    lag: StageLag | None = None
     #: seconds after which offsets that are not committed are late
     late: float = 60.0
     #: has it reached the end that the topics had when it started?

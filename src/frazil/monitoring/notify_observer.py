@@ -106,7 +106,14 @@ class NotifyObserver:
             text += f"; remedy: {values['remedy']}" if values["remedy"] else ""
         chosen = {key: values[key] for key in keys}
         self._notifier.send(
-            {"event": event, "time": values["at"], **chosen, "detail": detail, **more, "text": text}
+            {
+                "event": event,
+                "occurred_at": values["written_at"],
+                **chosen,
+                "detail": detail,
+                **more,
+                "text": text,
+            }
         )
 
 

@@ -55,7 +55,7 @@ def health_values() -> dict[str, Any]:
     values = [{**sink.values(), "alive": sink.alive(), "ready": sink.ready()} for sink in sinks]
     wanted = [sink for sink in values if sink["state"] != STOPPED]
     return {
-        "time": moment(time.time()),
+        "written_at": moment(time.time()),
         "pid": os.getpid(),
         "healthy": any(sink["alive"] for sink in values),
         "ready": bool(wanted) and all(sink["ready"] for sink in wanted),

@@ -30,7 +30,7 @@ from frazil.monitoring.health_state import (
     OK,
     WAITING,
     SinkFacts,
-    StationLag,
+    StageLag,
     Verdict,
     Wait,
     judge,
@@ -167,8 +167,8 @@ class SinkHealth:
         """Committed rows per second, of the last minutes."""
         return self._counts.rate(self._clock(), self.started_at)
 
-    def lag(self) -> StationLag | None:
-        """Offsets that are not committed, by station."""
+    def lag(self) -> StageLag | None:
+        """Offsets that are not committed, by stage."""
         with self._lock:
             if self._run is None:
                 return None
@@ -177,11 +177,11 @@ class SinkHealth:
             catalog = between if self._holdups.stuck else 0
             ends = self._ends.last()
             if ends is None:
-                return StationLag(None, self._counts.writing, between - catalog, catalog)
+                return StageLag(None, self._counts.writing, between - catalog, catalog)
             beyond = _between(staged, ends)
             writing = min(self._counts.writing, beyond)
             age = self._ends.age(position, self._clock())
-            return StationLag(beyond - writing, writing, between - catalog, catalog, age)
+            return StageLag(beyond - writing, writing, between - catalog, catalog, age)
 
     def values(self) -> dict[str, Any]:
         """The verdict and what it rests on, as JSON values. The keys are documented."""
@@ -194,15 +194,15 @@ class SinkHealth:
                 "verdict": verdict.text,
                 "reason": verdict.reason,
                 "remedy": verdict.remedy,
-                "error": verdict.error,
+                "error": verdict.error_values,
                 "operator": verdict.operator,
-                "since": moment(self.since()),
+                "state_changed_at": moment(self.since()),
                 "epoch": self._run.epoch if self._run else None,
                 "host": socket.gethostname(),
                 "pid": os.getpid(),
                 "frazil": _VERSION,
                 "started_at": moment(self.started_at),
-                "at": moment(self._clock()),
+                "written_at": moment(self._clock()),
                 "rate": round(self.rate(), 1),
                 "rows": counts.rows,
                 "lag": lag_values(self.lag()),
@@ -358,7 +358,7 @@ def moment(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, timezone.utc).isoformat(timespec="milliseconds")
 
 
-def lag_values(lag: StationLag | None) -> dict[str, Any] | None:
+def lag_values(lag: StageLag | None) -> dict[str, Any] | None:
     if lag is None:
         return None
     seconds = None if lag.seconds is None else round(lag.seconds, 1)
@@ -372,15 +372,15 @@ def lag_values(lag: StationLag | None) -> dict[str, Any] | None:
 
 
 def _rejection(last: tuple[float, str, str] | None) -> dict[str, Any] | None:
-    return {"at": moment(last[0]), "kind": last[1], "place": last[2]} if last else None
+    return {"rejected_at": moment(last[0]), "kind": last[1], "location": last[2]} if last else None
 
 
 def _failure(last: tuple[float, str, FrazilError] | None) -> dict[str, Any] | None:
     if last is None:
         return None
     at, table, error = last
-    kind = type(error).__name__
-    return {"at": moment(at), "table": table, "error": kind, "reason": error.log_text}
+    values = {"class": type(error).__name__, "message": error.log_text, "hint": error.hint}
+    return {"failed_at": moment(at), "table": table, "error": values}
 
 
 def _offsets(cut: Mapping[Partition, int]) -> dict[Partition, int]:

@@ -91,8 +91,8 @@ class Check:
     def _report(self, sink: str, findings: Sequence[CheckFinding]) -> CheckReport:
         placed = [
             finding
-            if finding.place or not finding.setting
-            else replace(finding, place=self._errors.place(*finding.setting))
+            if finding.location or not finding.setting
+            else replace(finding, location=self._errors.location(*finding.setting))
             for finding in findings
         ]
         return CheckReport(sink, placed, round(time.monotonic() - self._began, 2))
@@ -113,7 +113,7 @@ class Check:
         failed = {
             area
             for area, findings in results.items()
-            if area != "java" and any(finding.verdict == "error" for finding in findings)
+            if area != "java" and any(finding.severity == "error" for finding in findings)
         }
         missing = {"broker", "catalog"} - results.keys()
         needed = failed | missing | ({"catalog"} if not catalog.reached else set())
@@ -253,12 +253,12 @@ def _named(names: Sequence[str]) -> str:
 
 
 def _of_config(error: ConfigError, errors: ConfigErrors) -> CheckFinding:
-    place = errors.place(*error.path) if error.path else ""
-    return CheckFinding("config", "error", error.message, error.hint, error.path, place)
+    location = errors.location(*error.path) if error.path else ""
+    return CheckFinding("config", "error", error.message, error.hint, error.path, location)
 
 
 def _line(finding: CheckFinding) -> int:
-    number = finding.place.rpartition(":")[2]
+    number = finding.location.rpartition(":")[2]
     return int(number) if number.isdigit() else 0
 
 

@@ -49,12 +49,12 @@ class PartitionCompleteness:
     #: the highest accepted event time; None: no record has one
     event_time: Timestamp | None
     #: the highest event time, if it is too far ahead of the clock to be accepted
-    unbelieved: Timestamp | None
+    ignored_event_time: Timestamp | None
     #: `holds`: holds the stream back; `ahead`: of the partition that does; `idle`: does not count
     #: once it is read to its end; `silent`: without event time, counts until it is read to its end
     state: str
     #: seconds missing until the end of the hour
-    lacks: float = 0
+    missing_seconds: float = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class LostRange:
 
 @dataclass(frozen=True, slots=True)
 class CompletenessReport:
-    JSON: ClassVar = "sink index complete_until lateness hour ends complete partitions lost"
+    JSON: ClassVar = "sink index complete_until lateness hour hour_ends_at complete partitions lost"
 
     sink: str
     index: str
@@ -78,16 +78,16 @@ class CompletenessReport:
     complete_until: Timestamp | None
     hour: str | None
     #: end of the hour
-    ends: Timestamp | None
+    hour_ends_at: Timestamp | None
     partitions: tuple[PartitionCompleteness, ...]
     lost: tuple[LostRange, ...] = ()
 
     @property
     def complete(self) -> bool | None:
         """Whether the hour is complete; None if no hour was given."""
-        if self.ends is None:
+        if self.hour_ends_at is None:
             return None
-        return self.complete_until is not None and self.complete_until >= self.ends
+        return self.complete_until is not None and self.complete_until >= self.hour_ends_at
 
     @property
     def exit_code(self) -> int:
@@ -98,9 +98,9 @@ class CompletenessReport:
         if self.complete_until is not None:
             until = f"complete until {self.complete_until}"
         yield f"sink {self.sink}: {until}"
-        if self.ends is not None:
+        if self.hour_ends_at is not None:
             verdict = "complete" if self.complete else "not complete yet"
-            yield f"{self.hour}: {verdict}; it ends at {self.ends}"
+            yield f"{self.hour}: {verdict}; it ends at {self.hour_ends_at}"
         held = sorted(
             (part for part in self.partitions if not self.complete and _matters(part)),
             key=lambda part: (part.event_time is not None, part.event_time or 0),
@@ -202,7 +202,7 @@ def _given_up(rows: pa.Table) -> tuple[LostRange, ...]:
 
 
 def _matters(part: PartitionCompleteness) -> bool:
-    return part.state != "ahead" or part.lacks > 0 or part.unbelieved is not None
+    return part.state != "ahead" or part.missing_seconds > 0 or part.ignored_event_time is not None
 
 
 def _sentence(part: PartitionCompleteness) -> str:
@@ -217,8 +217,8 @@ def _sentence(part: PartitionCompleteness) -> str:
             text += ", holds the others back"
         if part.state == "idle":
             text += ", idle: does not hold the others back once it is read to its end"
-        if part.lacks:
-            text += f", lacks {timedelta(seconds=part.lacks)}"
-    if part.unbelieved is not None:
-        text += f"; {part.unbelieved} is too far ahead of the clock to be believed"
+        if part.missing_seconds:
+            text += f", lacks {timedelta(seconds=part.missing_seconds)}"
+    if part.ignored_event_time is not None:
+        text += f"; {part.ignored_event_time} is too far ahead of the clock to be believed"
     return text

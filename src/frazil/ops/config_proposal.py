@@ -60,7 +60,7 @@ class ConfigProposal:
             return
         yield f"{self.file} written:"
         for proposal in self.proposals:
-            yield f"  [{proposal['section']}] {proposal['key']}: {proposal['why']}"
+            yield f"  [{proposal['section']}] {proposal['key']}: {proposal['reason']}"
         yield "next:"
         for variable in self.variables:
             yield f"  export {variable}=…"
@@ -103,7 +103,7 @@ def new_config(samples: Sequence[TopicSample], wishes: Wishes) -> ConfigProposal
     text = _text(sections)
     from_document(tomllib.loads(text))  # what is proposed is a config
     proposals = [
-        {"section": title.strip("[]"), "key": key, "value": value, "why": why}
+        {"section": title.strip("[]"), "key": key, "value": value, "reason": why}
         for title, lines in sections
         for key, value, why in lines
         if why

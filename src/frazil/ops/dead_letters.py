@@ -259,7 +259,7 @@ class ReplayOutput:
         report, would = self.report, "would be " if self.dry_run else ""
         if report.finished:
             yield f"{counted(report.finished, 'letter')} of an earlier replay: committed now"
-        for letter in report.again:
+        for letter in report.rejected_again:
             where = f"{letter.topic}[{letter.partition}]@{letter.offset}"
             yield f"{where}  {letter.kind}  {_short(letter.reason)}"
         for name, rows in sorted(report.rows.items()):

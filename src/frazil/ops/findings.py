@@ -41,23 +41,22 @@ _SIGNS = {
 class CheckFinding:
     area: str
     #: ok, warning, error, or skipped: not checked, and why
-    verdict: str
-    says: str
+    severity: str
+    message: str
     hint: str = ""
     #: the setting at fault: section, number where there are several, key
     setting: tuple[str, ...] = ()
     #: where it stands: file and line, or a variable
-    place: str = ""
+    location: str = ""
 
     @staticmethod
     def of(
-        area: str, error: FrazilError, setting: tuple[str, ...] = (), verdict: str = "error"
+        area: str, error: FrazilError, setting: tuple[str, ...] = (), severity: str = "error"
     ) -> CheckFinding:
         path = setting
-        says = error.message
         if isinstance(error, ConfigError) and error.path:
             path = error.path
-        return CheckFinding(area, verdict, says, error.hint, path)
+        return CheckFinding(area, severity, error.message, error.hint, path)
 
 
 @dataclass
@@ -75,11 +74,11 @@ class CheckReport:
 
     @property
     def errors(self) -> int:
-        return sum(finding.verdict == "error" for finding in self.findings)
+        return sum(finding.severity == "error" for finding in self.findings)
 
     @property
     def warnings(self) -> int:
-        return sum(finding.verdict == "warning" for finding in self.findings)
+        return sum(finding.severity == "warning" for finding in self.findings)
 
     @property
     def verdict(self) -> str:
@@ -88,19 +87,21 @@ class CheckReport:
     @property
     def exit_code(self) -> int:
         """2: the config itself is wrong; 1: something else would stop a start."""
-        wrong = {finding.area for finding in self.findings if finding.verdict == "error"}
+        wrong = {finding.area for finding in self.findings if finding.severity == "error"}
         return 2 if "config" in wrong else 1 if wrong else 0
 
     def lines(self) -> Iterator[Line]:
         for finding in self.findings:
-            sign, colour = _SIGNS[finding.verdict]
-            place = (
-                f" ({finding.place})" if finding.place and finding.place not in finding.says else ""
+            sign, colour = _SIGNS[finding.severity]
+            location = (
+                f" ({finding.location})"
+                if finding.location and finding.location not in finding.message
+                else ""
             )
             yield Text.assemble(
                 (f"{sign} ", colour),
                 (f"{finding.area:<9}", "bold"),
-                f"{finding.says}{place}",
+                f"{finding.message}{location}",
             )
             for line in finding.hint.splitlines():
                 yield Text(
@@ -108,7 +109,7 @@ class CheckReport:
                     if line == finding.hint.splitlines()[0]
                     else f"{'':<17}{line}"
                 )
-        skipped = sum(finding.verdict == "skipped" for finding in self.findings)
+        skipped = sum(finding.severity == "skipped" for finding in self.findings)
         parts = [counted(self.errors, "error"), counted(self.warnings, "warning")]
         parts += [f"{skipped} not checked"] if skipped else []
         yield f"sink {self.sink}: {', '.join(parts)}; {self.seconds:.1f} s"

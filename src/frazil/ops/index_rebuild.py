@@ -74,7 +74,7 @@ class SinkRebuild:
         if len(self.ranges) > _SHOWN:
             yield f"… and {len(self.ranges) - _SHOWN} more"
         for unknown in self.unknown[:_SHOWN]:
-            yield f"cannot tell: {unknown.table}: {unknown.range or 'everything'}: {unknown.why}"
+            yield f"cannot tell: {unknown.table}: {unknown.range or 'everything'}: {unknown.reason}"
         if len(self.unknown) > _SHOWN:
             yield f"… and {len(self.unknown) - _SHOWN} more that are unknown"
         yield (

@@ -83,11 +83,11 @@ class RebuiltRange:
 class UnknownRange:
     """A range, or a whole table, whose rows the ledgers do not determine."""
 
-    JSON: ClassVar = "table *range why"
+    JSON: ClassVar = "table *range reason"
 
     table: str
     range: Range | None
-    why: str
+    reason: str
 
 
 @dataclass(slots=True)

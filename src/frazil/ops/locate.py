@@ -41,27 +41,27 @@ class TableHit:
 
     table: str
     #: `yes`, `no`, `maybe`, or `merged`: in rows that stand for several offsets
-    holds: str
-    why: str
+    contains: str
+    reason: str
     counts: OutcomeCounts
     #: the first snapshot that contains the batch
     snapshot: int | None = None
     expired: bool = False
     #: if it is expired: the oldest remaining snapshot with the offset; None: there is none
-    oldest_left: int | None = None
+    oldest_snapshot: int | None = None
     files: tuple[str, ...] = ()
     event_time_low: Timestamp | None = None
     event_time_high: Timestamp | None = None
     sql: str = ""
 
     def lines(self) -> Iterator[str]:
-        yield f"  {self.table}: {self.holds}: {self.why}"
+        yield f"  {self.table}: {self.contains}: {self.reason}"
         if self.event_time_low is not None:
             yield f"    event time {self.event_time_low} to {self.event_time_high}"
         if self.expired:
             left = "none is left"
-            if self.oldest_left:
-                left = f"the oldest one left that has it is {self.oldest_left}"
+            if self.oldest_snapshot:
+                left = f"the oldest one left that has it is {self.oldest_snapshot}"
             yield f"    first in snapshot {self.snapshot}, which was expired; {left}"
         elif self.snapshot is not None:
             yield f"    first in snapshot {self.snapshot}"
@@ -97,8 +97,8 @@ class LocatedBatch:
         return f"{names} note {'counts ' if self.counts else ''}tables"
 
     @property
-    def held(self) -> bool:
-        return any(table.holds != "no" for table in self.tables)
+    def contained(self) -> bool:
+        return any(table.contains != "no" for table in self.tables)
 
     def lines(self) -> Iterator[str]:
         by = "" if self.found_in == "index" else " (by the ledger; not in the index)"
@@ -112,13 +112,13 @@ class LocatedBatch:
             yield f"  {self.note}"
         for table in self.tables:
             yield from table.lines()
-        if not self.held:
-            yield "  no table holds it"
+        if not self.contained:
+            yield "  no table contains it"
 
 
 @dataclass(frozen=True, slots=True)
 class LocateReport:
-    JSON: ClassVar = "partition offset held reason also batches"
+    JSON: ClassVar = "partition offset contained reason other_topics batches"
 
     partition: Partition
     offset: int
@@ -126,21 +126,21 @@ class LocateReport:
     #: why there is no batch
     reason: str = ""
     #: other names of the Kafka topic, which was recreated: their offsets are unrelated
-    also: tuple[str, ...] = ()
+    other_topics: tuple[str, ...] = ()
 
     @property
-    def held(self) -> bool:
-        return any(batch.held for batch in self.batches)
+    def contained(self) -> bool:
+        return any(batch.contained for batch in self.batches)
 
     @property
     def exit_code(self) -> int:
-        return 0 if self.held else 3
+        return 0 if self.contained else 3
 
     def lines(self) -> Iterator[Line]:
         if self.reason:
             yield f"{self.partition} at {self.offset}: {self.reason}"
-        if self.also:
-            names = ", ".join(self.also)
+        if self.other_topics:
+            names = ", ".join(self.other_topics)
             yield f"the topic was made again; the same offset is another one of {names}"
         for batch in self.batches:
             first, *others = batch.lines()
@@ -178,7 +178,7 @@ def of_sink(
         )
     asked = _Where(where, offset, config.catalog.name, opened, config.branch)
     report = _answer(asked, index, [config.sink.id], [table] if table else names)
-    return replace(report, also=_also(index, config.sink.id, where))
+    return replace(report, other_topics=_also(index, config.sink.id, where))
 
 
 def _also(index: ReadOnlyTable, sink: str, where: Partition) -> tuple[str, ...]:
@@ -283,7 +283,7 @@ def _of_index(asked: _Where, rows: Sequence[dict[str, Any]], tables: Sequence[st
     for name in (table for table in tables if table not in hit_tables and total and whole):
         # The batch had nothing for it, but dead letters may have been replayed into it.
         hit = _hit(asked, first["sink"], name, OutcomeCounts(), None, (None, None))
-        hits += [hit] if hit.holds != "no" else []
+        hits += [hit] if hit.contains != "no" else []
     return LocatedBatch(
         sink=first["sink"],
         batch=first["batch"],
@@ -353,23 +353,23 @@ def _hit(
         and file.rows > file.nulls
         and (file.offsets is None or file.offsets[0] <= offset <= file.offsets[1])
     ]
-    holds, why = _verdict(sink, counts, near, where, deletes)
+    contains, why = _verdict(sink, counts, near, where, deletes)
     history = list(table.history(branch))
     kept = snapshot is None or any(candidate.id == snapshot for candidate in history)
     oldest = None if kept else _oldest(history, sink, where, offset)
     version = snapshot if kept else oldest
     return TableHit(
         name,
-        holds,
+        contains,
         why,
         counts,
         snapshot,
         not kept,
         oldest,
-        tuple(file.path for file in near) if holds != "no" else (),
+        tuple(file.path for file in near) if contains != "no" else (),
         low,
         high,
-        _sql(asked, table, version, holds),
+        _sql(asked, table, version, contains),
     )
 
 
@@ -420,12 +420,12 @@ def _oldest(history: Sequence[Snapshot], sink: str, where: Partition, offset: in
     return last  # all older snapshots are expired
 
 
-def _sql(asked: _Where, table: ReadOnlyTable, version: int | None, holds: str) -> str:
-    if version is None or holds == "no":
+def _sql(asked: _Where, table: ReadOnlyTable, version: int | None, contains: str) -> str:
+    if version is None or contains == "no":
         return ""
     columns = table.properties.get(COLUMNS_PROPERTY, "_topic,_topic_partition,_offset").split(",")
     text = f"SELECT * FROM {asked.catalog}.{table.name} VERSION AS OF {version}"
-    if holds == "merged":
+    if contains == "merged":
         return text
     topic = asked.partition.topic.replace("'", "\\'")
     return (

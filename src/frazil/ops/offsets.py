@@ -39,8 +39,8 @@ from frazil.ledger.entry import LedgerEntry, OperatorNote
 from frazil.ledger.sink_state import index_entry, staged_batches
 from frazil.ledger.staged_batch import StagedBatch
 from frazil.offsets import BATCHES, Cut, Partition, Range
-from frazil.ops.startup_checks import doubt_lines, error_values, in_doubt
-from frazil.render import Line, text_table
+from frazil.ops.startup_checks import doubt_lines, in_doubt
+from frazil.render import Line, error_values, label, text_table
 from frazil.sink import Sink
 from frazil.sources.operator_decision import (
     EARLIEST,
@@ -63,7 +63,10 @@ _REASON_LENGTH = 500  # characters: the note is stored in a snapshot's summary
 class OffsetsPlan:
     """The effect of a decision, planned or done."""
 
-    JSON: ClassVar = "did=wanted.did done sink index position staged *decision overtaken epoch note"
+    JSON: ClassVar = (
+        "command=wanted.command applied sink index position staged *decision expired_ranges "
+        "epoch note"
+    )
 
     sink: str
     index: str
@@ -75,14 +78,14 @@ class OffsetsPlan:
     #: the cluster and topics that Kafka reported
     now: TopicIdentity
     #: unread ranges that retention has deleted, whatever the decision
-    overtaken: tuple[Range, ...] = ()
+    expired_ranges: tuple[Range, ...] = ()
     note: OperatorNote | None = None
     epoch: int | None = None
     #: the path of the config, for the command that is printed
     config: str = "CONFIG"
 
     @property
-    def done(self) -> bool:
+    def applied(self) -> bool:
         return self.note is not None
 
     def lines(self) -> Iterator[Line]:
@@ -90,26 +93,28 @@ class OffsetsPlan:
             yield f"{range_}: {counted(len(range_), 'offset')} given up"
         for partition, offset in self.decision.begin.items():
             yield f"{partition} goes on at {offset}"
-        if self.done:
-            yield f"done in epoch {self.epoch}: {self.decision.says}; {self.note}"
+        if self.applied:
+            yield f"done in epoch {self.epoch}: {self.decision.message}; {self.note}"
         elif self.decision:
             batches = counted(self.staged, "staged batch is", "staged batches are")
             before = f"{batches} committed first; " if self.staged else ""
             yield (
-                f"{self.decision.says}; {before}nothing was written: --yes and a --reason do it, "
-                "and stop a running sink"
+                f"{self.decision.message}; {before}nothing was written. Apply it with "
+                "--apply and a --reason; this stops a running sink"
             )
-        elif self.wanted.did == "accept-loss" and self.overtaken:
-            for range_ in self.overtaken:
+        elif self.wanted.command == "accept-loss" and self.expired_ranges:
+            for range_ in self.expired_ranges:
                 lost = counted(len(range_), "offset")
                 yield f"{range_}: retention deleted {lost} before they were read"
-            options = " ".join(f"--lost {shlex.quote(spelled(lost))}" for lost in self.overtaken)
+            options = " ".join(
+                f"--lost {shlex.quote(spelled(lost))}" for lost in self.expired_ranges
+            )
             yield (
                 f"to accept that: frazil offsets accept-loss {self.config} {options} "
-                "--reason '…' --yes"
+                "--reason '…' --apply"
             )
         else:
-            yield f"nothing to {self.wanted.did}: the stream can go on as it is"
+            yield f"nothing to {self.wanted.command}: the stream can go on as it is"
 
 
 # ── arguments ────────────────────────────────────────────────────────────────────────────────────
@@ -144,10 +149,13 @@ def _range(text: str) -> Range:
     return Range(Partition(match[1], int(match[2])), int(match[3]), int(match[4]))
 
 
-def operator_note(did: str, why: str, by: str = "") -> OperatorNote:
+def operator_note(command: str, why: str, by: str = "") -> OperatorNote:
     now = datetime.now(timezone.utc).isoformat(timespec="seconds")
     return OperatorNote(
-        did, by.strip() or f"{_user()}@{socket.gethostname()}", now, why.strip()[:_REASON_LENGTH]
+        command,
+        by.strip() or f"{_user()}@{socket.gethostname()}",
+        now,
+        why.strip()[:_REASON_LENGTH],
     )
 
 
@@ -170,12 +178,12 @@ def preview(
     index = catalog.load(config.index_table)
     entry = None
     if index is not None:
-        refuse_unfinished(index.properties, config.sink.id, wanted.did)
+        refuse_unfinished(index.properties, config.sink.id, wanted.command)
         entry = (
             TableCommitter(index, "main", config.sink.id, 0, time, claimed_first=True).head().entry
         )
     if entry is None or index is None:
-        raise ConfigError(f"cannot {wanted.did}: sink {config.sink.id} has no position yet")
+        raise ConfigError(f"cannot {wanted.command}: sink {config.sink.id} has no position yet")
     known = TopicIdentity.of(entry)
     position, staged, known = _position_after_staged(config, catalog, index, entry, known)
     planner = planner_for(config, known, wanted)
@@ -226,7 +234,7 @@ def apply(
     assert isinstance(sink.source, OperatorDecisionSource)
     decision = sink.source.decision
     return replace(
-        plan, decision=decision, note=replace(note, result=decision.says), epoch=sink.epoch
+        plan, decision=decision, note=replace(note, result=decision.message), epoch=sink.epoch
     )
 
 
@@ -258,7 +266,7 @@ def confirm(
 
 @dataclass(frozen=True, slots=True)
 class ConfirmReport:
-    JSON: ClassVar = "sink table doubted below done note"
+    JSON: ClassVar = "sink table confirmable up_to applied note"
 
     sink: str
     table: str
@@ -267,28 +275,28 @@ class ConfirmReport:
     note: OperatorNote | None
 
     @property
-    def doubted(self) -> bool:
+    def confirmable(self) -> bool:
         return self.end is not None
 
     @property
-    def below(self) -> Cut:
+    def up_to(self) -> Cut:
         return self.end or Cut()
 
     @property
-    def done(self) -> bool:
+    def applied(self) -> bool:
         return self.note is not None
 
     def lines(self) -> Iterator[Line]:
-        cut = self.below.text
-        if not self.doubted:
+        cut = self.up_to.text
+        if not self.confirmable:
             yield f"nothing to confirm: the history of {self.table} tells what it holds"
-        elif self.done:
+        elif self.applied:
             yield f"confirmed: {self.table} holds everything below {cut} and nothing beyond"
         else:
             yield (
                 f"does {self.table} hold everything below {cut}, and nothing of sink {self.sink} "
                 "beyond? Rows beyond would be there twice: delete them first. Nothing was "
-                "written: --yes and a --reason confirm it"
+                "written: --apply with a --reason confirms it"
             )
 
 
@@ -302,29 +310,29 @@ class OffsetsReport(dict[str, Any]):
         partitions = self["partitions"]
         shown = partitions
         if len(shown) > _SHOWN:
-            shown = [line for line in shown if line["state"] != "read" or line["overtaken"]]
-        numbers = ("position", "begins", "ends", "lag")
+            shown = [line for line in shown if line["state"] != "read" or line["expired_offsets"]]
+        numbers = ("position", "earliest_offset", "latest_offset", "lag")
         yield text_table(
             f"sink {self['sink']}: epoch {self['epoch']}",
-            ("partition", *numbers, "state"),
+            ("partition", *map(label, numbers), "state"),
             (
                 (
                     f"{line['topic']}[{line['partition']}]",
                     *("-" if line[name] is None else f"{line[name]:,}" for name in numbers),
-                    f"{line['overtaken']} deleted before they were read"
-                    if line["overtaken"]
-                    else line["state"],
+                    f"{line['expired_offsets']} deleted before they were read"
+                    if line["expired_offsets"]
+                    else label(line["state"]),
                 )
                 for line in shown[:_SHOWN]
             ),
-            right=numbers,
+            right=[label(name) for name in numbers],
         )
         lag = sum(line["lag"] or 0 for line in partitions)
         yield f"{counted(len(partitions), 'partition')}, {counted(lag, 'offset')} to come"
         if self["without_ids"]:
             yield f"{counted(len(self['without_ids']), 'topic')}: {WITHOUT_IDS}"
         if stops := self["stops"]:
-            yield f"{stops['kind']}: {stops['says']}\nhint: {stops['hint']}"
+            yield f"{stops['class']}: {stops['message']}\nhint: {stops['hint']}"
         yield from doubt_lines(self["in_doubt"])
 
 
@@ -381,13 +389,13 @@ def _line(
         "topic": topic,
         "partition": partition.number,
         "position": offset,
-        "begins": begins,
-        "ends": ends,
+        "earliest_offset": begins,
+        "latest_offset": ends,
         "lag": lag,
-        "overtaken": max(0, (begins or 0) - due) if due is not None and not other else 0,
-        "state": "made again"
+        "expired_offsets": max(0, (begins or 0) - due) if due is not None and not other else 0,
+        "state": "recreated"
         if retired
-        else "another topic"
+        else "other_topic"
         if other
         else "gone"
         if ends is None

@@ -21,7 +21,7 @@ from frazil.format_version import KEY
 from frazil.iceberg.memory_table import MemoryTable
 from frazil.iceberg.table import SchemaUpdate
 from frazil.ops.start_plan import StartPlan, roles
-from frazil.render import Line
+from frazil.render import Line, label
 
 _SIGNS = {"create": ("+", "green"), "change": ("~", "yellow"), "refuse": ("!", "red")}
 
@@ -30,7 +30,7 @@ _SIGNS = {"create": ("+", "green"), "change": ("~", "yellow"), "refuse": ("!", "
 class PlanReport:
     JSON: ClassVar = (
         "sink epoch_now=plan.epoch_now epoch=plan.epoch position=plan.position "
-        "topic_ends=plan.ends waiting=plan.waiting staged stops=plan.stopped_by tables means"
+        "latest_offsets=plan.ends waiting=plan.waiting staged stops=plan.stopped_by tables notes"
     )
 
     config: Config
@@ -70,7 +70,7 @@ class PlanReport:
         ]
 
     @property
-    def means(self) -> list[str]:
+    def notes(self) -> list[str]:
         """What the settings in effect mean for the tables."""
         sink, config = self.config.sink, self.config
         pace = (
@@ -100,7 +100,7 @@ class PlanReport:
         yield f"sink {self.sink}: {self._beginning()}"
         for table in self.tables:
             yield from _table_lines(table)
-        for text in self.means if not plan.stops else ():
+        for text in self.notes if not plan.stops else ():
             yield f"  {text}"
         if plan.stops:
             yield from _stop_lines(plan.stops)
@@ -137,7 +137,7 @@ def _stop_lines(error: FrazilError) -> Iterator[Line]:
 
 def _table_lines(table: dict[str, Any]) -> Iterator[Line]:
     sign, colour = _SIGNS.get(table["action"], (" ", ""))
-    head = f"{sign} {table['table']}  ({table['role']})"
+    head = f"{sign} {table['table']}  ({label(table['role'])})"
     if table["action"] == "none":
         yield f"{head}: no change"
         return
@@ -150,9 +150,9 @@ def _table_lines(table: dict[str, Any]) -> Iterator[Line]:
         for column in shown:
             required = "  required" if column["required"] else ""
             yield f"    + {column['name']:<{width}}  {column['type']}{required}"
-        for key, label in (("partitioned_by", "partitioned by"), ("sorted_by", "sorted by")):
+        for key, text in (("partitioned_by", "partitioned by"), ("sorted_by", "sorted by")):
             if table[key]:
-                yield f"    {label} {', '.join(table[key])}"
+                yield f"    {text} {', '.join(table[key])}"
         location = table["location"] or "chosen by the catalog"
         yield f"    format version {table['format_version']}, location {location}"
     for change in table.get("changes", ()):

@@ -93,7 +93,7 @@ class RewindReport:
             )
         if len(moves) > _SHOWN:
             yield f"and {counted(len(moves) - _SHOWN, 'table')} more: {counted(rows, 'row')}"
-        yield from (*self.choice.because, *self.warnings)
+        yield from (*self.choice.reasons, *self.warnings)
         for table in moves:
             yield from (f"{table.table} loses {lost}" for lost in table.foreign)
         if self.nothing:
@@ -263,11 +263,11 @@ class _RewindCommand:
         choice = doing.choice(start)
         number = choice.boundary.batch
         refusals = list(self._refusals(choice))
-        if to.startswith("batch:") and note is None and choice.because:
+        if to.startswith("batch:") and note is None and choice.reasons:
             refusals.insert(
                 0,
                 ConfigError(
-                    f"cannot rewind to {to}: {'; '.join(choice.because)}",
+                    f"cannot rewind to {to}: {'; '.join(choice.reasons)}",
                     hint=f"the nearest boundary below is --to batch:{number}",
                 ),
             )
@@ -392,7 +392,7 @@ class _RewindCommand:
         if choice.boundary != plan.choice.boundary:
             raise Fatal(
                 f"cannot rewind sink {self._sink}: it went on meanwhile, and "
-                f"{'; '.join(choice.because)}",
+                f"{'; '.join(choice.reasons)}",
                 hint="run it again",
             )
         self._refuse(choice)

@@ -67,13 +67,13 @@ def run_state(beats: Heartbeats, epoch: int | None, now: float) -> dict[str, Any
         state = SILENT
         verdict = _verdict(
             "failed",
-            f"not running since about {beat['at']} (last heartbeat, from {_place(beat)})",
+            f"not running since about {beat['written_at']} (last heartbeat, from {_place(beat)})",
             "start it again; if the process is there, see whether it reaches the store",
         )
     run = {
         "state": state,
         **{key: beat.get(key) for key in ("epoch", "host", "pid", "frazil", "started_at")},
-        "last_heartbeat": beat["at"],
+        "last_heartbeat_at": beat["written_at"],
         "heartbeat_age": round(age, 1),
         **{key: beat.get(key) for key in ("rate", "rows", "last_failure", "last_rejected")},
         "maintenance": beat.get("maintenance") or "",
@@ -99,7 +99,8 @@ def _verdict(state: str, reason: str, remedy: str = "", error: str = "") -> dict
     operator = state == "failed"
     return {
         **{"state": state, "verdict": text, "reason": reason},
-        **{"remedy": remedy, "error": error, "operator": operator},
+        **{"remedy": remedy, "operator": operator},
+        "error": {"class": error, "message": reason, "hint": remedy} if error else None,
     }
 
 
@@ -108,4 +109,4 @@ def _place(beat: Mapping[str, Any]) -> str:
 
 
 def _age(beat: Mapping[str, Any], now: float) -> float:
-    return max(0.0, now - datetime.fromisoformat(beat["at"]).timestamp())
+    return max(0.0, now - datetime.fromisoformat(beat["written_at"]).timestamp())

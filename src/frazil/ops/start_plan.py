@@ -26,7 +26,7 @@ from frazil.kafka.range_source import BatchGathering
 from frazil.ledger.sink_state import index_entry
 from frazil.ledger.staged_batch import StagedBatch
 from frazil.offsets import Cut
-from frazil.ops.startup_checks import error_values
+from frazil.render import error_values
 from frazil.retry import Retry
 from frazil.sink import MicroBatches
 from frazil.sources.base import BatchSource, BatchTables, StreamState
@@ -173,6 +173,6 @@ def roles(config: Config) -> Mapping[str, str]:
     """What a table of the sink is for, where it does not hold rows of records."""
     dead_letters = config.dead_letters.table
     return {
-        config.index_table: "offset index",
-        **({dead_letters: "dead letters"} if dead_letters else {}),
+        config.index_table: "offset_index",
+        **({dead_letters: "dead_letters"} if dead_letters else {}),
     }

@@ -24,21 +24,18 @@ from frazil.iceberg.static_table import ReadOnlyTable
 from frazil.iceberg.table import Table
 from frazil.ledger.index_positions import ENDS, ends
 from frazil.ledger.sink_state import announced_tables, index_entry
+from frazil.render import error_values
 from frazil.spark.open_table import Open
 
 
 def in_doubt(config: Config, opened: Open) -> dict[str, dict[str, str]]:
-    """Table → kind, message and hint. Empty: nothing in the metadata prevents a start."""
+    """Table → class, message and hint. Empty: nothing in the metadata prevents a start."""
     return {name: error_values(error) for name, error in _doubts(config, opened).items()}
-
-
-def error_values(error: FrazilError) -> dict[str, str]:
-    return {"kind": type(error).__name__, "says": error.message, "hint": error.hint}
 
 
 def doubt_lines(doubts: Mapping[str, Mapping[str, str]]) -> Iterator[Text]:
     for name, doubt in doubts.items():
-        text = f"in doubt: {name}: {doubt['kind']}: {doubt['says']}\nhint: {doubt['hint']}"
+        text = f"in doubt: {name}: {doubt['class']}: {doubt['message']}\nhint: {doubt['hint']}"
         yield Text(text, style="yellow")
 
 

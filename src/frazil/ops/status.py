@@ -54,9 +54,9 @@ class StatusReport(dict[str, Any]):
                 style="yellow",
             )
         values = {key: value for key, value in self.items() if key not in _APART}
-        values["stations"] = ", ".join(
-            f"{'?' if count is None else f'{count:,}'} {_STATIONS[station]}"
-            for station, count in self["stations"].items()
+        values["stages"] = ", ".join(
+            f"{'?' if count is None else f'{count:,}'} {_STAGES[stage]}"
+            for stage, count in self["stages"].items()
         )
         for kind, summary in self["rejected_by_kind"].items():
             values[f"rejected: {kind}"] = (
@@ -68,7 +68,7 @@ class StatusReport(dict[str, Any]):
         yield from doubt_lines(self["in_doubt"])
 
 
-_STATIONS = {
+_STAGES = {
     "kafka": "in Kafka",
     "writing": "being written",
     "staged": "staged",
@@ -90,13 +90,14 @@ def _run_lines(run: Mapping[str, Any]) -> Iterator[Line]:
     )
     if failure := run["last_failure"]:
         table = f" of table {failure['table']}" if failure["table"] else ""
-        yield f"last failure{table}, {failure['at']}: {failure['error']}: {failure['reason']}"
+        error = failure["error"]
+        yield f"last failure{table}, {failure['failed_at']}: {error['class']}: {error['message']}"
     if run["maintenance"]:
         yield f"for later: {run['maintenance']}"
 
 
 def status(config: Config, opened: Open) -> StatusReport:
-    """The verdict, where and since when it runs, position, lag by station, counts, staged batches
+    """The verdict, where and since when it runs, position, lag by stage, counts, staged batches
     and last commit: from metadata, the heartbeat of the run, and Kafka.
 
     Kafka has some seconds to answer. If it does not, its part is missing, with the reason.
@@ -133,12 +134,12 @@ def status(config: Config, opened: Open) -> StatusReport:
         "summary": _summary(config, known["lag"], moved, list(doubts)),
         "position": position.nested(),
         "lag": known["lag"],
-        "stations": _stations(
+        "stages": _stages(
             known["beyond"], _between(position, reached), run_state.writing(beats, state)
         ),
         "lag_by_partition": Cut(lag).nested(),
-        "topic_begins": low.nested(),
-        "topic_ends": ends.nested(),
+        "earliest_offsets": low.nested(),
+        "latest_offsets": ends.nested(),
         "kafka": unanswered,
         **counts.values,
         "pending_batches": len(staged),
@@ -147,8 +148,8 @@ def status(config: Config, opened: Open) -> StatusReport:
         "rejected_by_kind": kinds,
         "in_doubt": doubts,
         "last_batch": entry.batches[1] if entry else None,
-        "last_commit": None if moved is None else _moment(moved),
-        "newest_event": counts.newest and counts.newest.isoformat(timespec="milliseconds"),
+        "last_commit_at": None if moved is None else _moment(moved),
+        "newest_event_at": counts.newest and counts.newest.isoformat(timespec="milliseconds"),
         "freshness": counts.newest and round(time.time() - counts.newest.timestamp(), 1),
     }
     return StatusReport(values)
@@ -182,8 +183,8 @@ class _Answer:
         return self._marks, "" if self._marks else self._error
 
 
-def _stations(beyond: int | None, between: int, beat: tuple[int, bool]) -> dict[str, int | None]:
-    """Offsets that are not committed, by station. `beat`, of the heartbeat: offsets of the batch
+def _stages(beyond: int | None, between: int, beat: tuple[int, bool]) -> dict[str, int | None]:
+    """Offsets that are not committed, by stage. `beat`, of the heartbeat: offsets of the batch
     under way, and whether commits fail."""
     writing, fails = min(beat[0], beyond or 0), beat[1]
     return {
@@ -320,15 +321,15 @@ def _waiting(
             waiting[name] = {
                 "batches": len(batches),
                 "bytes": sum(batch.table(name).bytes for batch in batches),
-                "since": _moment(since),
-                "why": why,
+                "staged_at": _moment(since),
+                "reason": why,
             }
     if batches := [batch for batch in staged if batch.commit_id not in behind]:
         waiting[config.index_table] = {
             "batches": len(batches),
             "bytes": 0,
-            "since": _moment(min(batch.staged_at_ms for batch in batches)),
-            "why": "all their tables have them",
+            "staged_at": _moment(min(batch.staged_at_ms for batch in batches)),
+            "reason": "all their tables have them",
         }
     return waiting
 

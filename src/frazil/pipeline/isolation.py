@@ -39,19 +39,19 @@ FEW = 256
 MOST = 100
 
 
-class StationFailed(Exception):
+class StepFailed(Exception):
     """An unexpected error, in one line."""
 
 
 @contextmanager
 def noticing() -> Iterator[None]:
-    """Convert errors other than `FrazilError` to `StationFailed`."""
+    """Convert errors other than `FrazilError` to `StepFailed`."""
     try:
         yield
-    except (FrazilError, StationFailed):
+    except (FrazilError, StepFailed):
         raise
     except Exception as error:
-        raise StationFailed(f"{type(error).__name__}: {error}"[:1000]) from error
+        raise StepFailed(f"{type(error).__name__}: {error}"[:1000]) from error
 
 
 # ── processing ───────────────────────────────────────────────────────────────────────────────────
@@ -111,7 +111,7 @@ class IsolatingPipeline:
         try:
             with noticing():
                 return self._pipeline.process(*work)
-        except StationFailed as error:
+        except StepFailed as error:
             return str(error)
 
 
@@ -162,7 +162,7 @@ def written_apart(
         start, end = spans.pop()
         try:
             files += _written(shape, rows.slice(start, end - start), prefix)
-        except StationFailed as error:
+        except StepFailed as error:
             ask_store(shape, prefix)
             if end - start > 1:
                 middle = (start + end) // 2
@@ -170,7 +170,7 @@ def written_apart(
                 continue
             try:  # again, now that the store is known to answer
                 files += _written(shape, rows.slice(start, 1), prefix)
-            except StationFailed:
+            except StepFailed:
                 ask_store(shape, prefix)
                 bad[start] = str(error)
             if len(bad) > MOST:
@@ -193,7 +193,7 @@ def ask_store(shape: WriterSpec, prefix: str) -> None:
     try:
         with noticing():
             probe(shape, f"{prefix}-{uuid.uuid4()}.probe")
-    except StationFailed as error:
+    except StepFailed as error:
         raise Unavailable(
             f"cannot write to table {shape.name}: its store takes no files: {error}",
             hint="is the store up, and may the sink write there?",
@@ -244,7 +244,7 @@ class WriteSieve:
         if bad:
             at = min(bad)
             unwritable(
-                dead_letters.shape.name, [rows.slice(at, 1)], dead_letters, StationFailed(bad[at])
+                dead_letters.shape.name, [rows.slice(at, 1)], dead_letters, StepFailed(bad[at])
             )
         self.files.setdefault(dead_letters.shape.name, []).extend(files)
 
@@ -268,7 +268,7 @@ class WriteSieve:
         return {offsets[at].as_py(): reason for at, reason in bad.items()}
 
 
-def unwritable(table: str, rows: list[pa.Table], plan: TablePlan, error: StationFailed) -> NoReturn:
+def unwritable(table: str, rows: list[pa.Table], plan: TablePlan, error: StepFailed) -> NoReturn:
     """Raise an error with the table and the offset ranges, if the record at fault is unknown."""
     spans: dict[tuple[str, int], list[int]] = {}
     for part in rows:

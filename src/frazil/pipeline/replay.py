@@ -28,7 +28,7 @@ from frazil.pipeline.chunk import ChunkPipeline
 from frazil.pipeline.chunk_result import ChunkResult, Rejection, without_offsets
 from frazil.pipeline.isolation import (
     IsolatingPipeline,
-    StationFailed,
+    StepFailed,
     WriteSieve,
     noticing,
     part_of,
@@ -173,7 +173,7 @@ def _run(
     rejected again."""
     try:
         return run(replay, dead_letters(), attempt)
-    except StationFailed as error:
+    except StepFailed as error:
         if replay.plan.isolating:
             raise Unwritable(f"cannot write the records of dead letters: {error}") from error
         isolating = replace(replay, plan=replace(replay.plan, isolating=True))

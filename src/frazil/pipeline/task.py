@@ -37,7 +37,7 @@ from frazil.pipeline.chunk import ChunkPipeline
 from frazil.pipeline.chunk_result import ChunkResult, Rejection
 from frazil.pipeline.isolation import (
     IsolatingPipeline,
-    StationFailed,
+    StepFailed,
     WriteSieve,
     ask_store,
     noticing,
@@ -271,7 +271,7 @@ class _RangeInput:
         """The chunk decoded directly into columns. None: it is decoded value by value, which also
         isolates a record that fails here."""
         if self._fearless:
-            with suppress(StationFailed), noticing():
+            with suppress(StepFailed), noticing():
                 return self._pipeline.framed(chunk.records)
         return None
 
@@ -545,7 +545,7 @@ def _range(
             done = _apply(plan, name, changes.pop(name), alone=True)
             applied.append(UpsertOutcome(name, done, wanted.partition))
         return results, applied, changes
-    except StationFailed as error:
+    except StepFailed as error:
         if plan.isolating:
             raise Unwritable(
                 f"cannot write the records of {wanted}: {error}",
@@ -559,7 +559,7 @@ def _apply(plan: BatchPlan, name: str, changes: KeyChanges, alone: bool = False)
     try:
         with noticing():
             return apply(table, changes, plan.file_prefix, alone)
-    except StationFailed as error:
+    except StepFailed as error:
         if alone and not plan.isolating:
             raise
         ask_store(table.shape, plan.file_prefix)
@@ -623,7 +623,7 @@ def _reading(partition: Partition, offset: int) -> Iterator[None]:
     try:
         with noticing():
             yield
-    except StationFailed as error:
+    except StepFailed as error:
         raise Undecodable(
             f"cannot read {partition} from offset {offset} on: {error}",
             hint="nothing was lost or skipped; this is a fault of the software: report the message",

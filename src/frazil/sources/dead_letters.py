@@ -99,7 +99,7 @@ class DeadLetterSelection:
 class ReplayReport:
     """Outcome of the selected dead letters."""
 
-    JSON: ClassVar = "selected replayed skipped rejected rows again finished"
+    JSON: ClassVar = "selected replayed skipped rejected rows rejected_again finished"
 
     #: dead letters whose rows are in their tables now
     replayed: int = 0
@@ -109,7 +109,7 @@ class ReplayReport:
     #: rows of each table
     rows: dict[str, int] = field(default_factory=dict)
     #: some of the dead letters that are rejected again
-    again: list[ReplayResult] = field(default_factory=list)
+    rejected_again: list[ReplayResult] = field(default_factory=list)
     #: staged by an earlier replay and committed now
     finished: int = 0
     #: tables that would be created or evolved; only of a dry run

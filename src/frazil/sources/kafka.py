@@ -19,7 +19,7 @@ from frazil.kafka.planner import Planner, TopicIdentity, kafka_only
 from frazil.kafka.range_source import FORMAT, BatchGathering, options
 from frazil.ledger.entry import LedgerEntry
 from frazil.offsets import Cut, Partition, Range
-from frazil.pipeline.isolation import StationFailed
+from frazil.pipeline.isolation import StepFailed
 from frazil.pipeline.task import DEAD_LETTER_COLUMNS, RangeResult, run
 from frazil.retry import Retry
 from frazil.sources.base import (
@@ -110,7 +110,7 @@ class KafkaSource(BatchSource[KafkaRun]):
         plan = self._plans.plan(tables)
         try:
             return missing_tables([run(plan, r, dry=True) for r in self._next])
-        except StationFailed:
+        except StepFailed:
             return {}  # it fails in a task as well, where the record at fault is found
 
     def _refuse_unknown_fields(self, tables: BatchTables) -> None:

@@ -50,7 +50,7 @@ class WantedPosition:
     """The request of an operator."""
 
     #: `accept-loss`, `adopt-topic` or `seek`
-    did: str
+    command: str
     #: exactly these ranges are given up
     lost: tuple[Range, ...] = ()
     #: Kafka topics to adopt; empty: all topics with another identity
@@ -67,13 +67,13 @@ class WantedPosition:
 class OperatorDecision:
     """The effect of a request."""
 
-    JSON: ClassVar = "lost begin says"
+    JSON: ClassVar = "lost start_offsets=begin message"
 
     lost: tuple[Range, ...] = ()
     #: first offsets of partitions under new names, and of partitions with only a new topic id
     begin: Cut = field(default_factory=Cut)
     origin: TopicIdentity = field(default_factory=TopicIdentity)
-    says: str = ""
+    message: str = ""
 
     def __bool__(self) -> bool:
         return bool(self.lost or self.begin)
@@ -98,11 +98,11 @@ def decide(
 ) -> OperatorDecision:
     """Pure. `known`: topic identity in the ledger; `now`, `marks`: Kafka's answers, under the
     ledger's names; `epoch`: the suffix of topics that are read as new ones."""
-    if wanted.did != "adopt-topic":
+    if wanted.command != "adopt-topic":
         position = with_new_partitions(position, marks)
-    if wanted.did == "accept-loss":
+    if wanted.command == "accept-loss":
         return _accepted(wanted, position, known, marks)
-    if wanted.did == "adopt-topic":
+    if wanted.command == "adopt-topic":
         return _adopted(wanted, position, known, now, marks, epoch)
     return _rebased(wanted, position, known, marks, epoch)
 
@@ -123,7 +123,9 @@ def _accepted(
             )
     offsets = sum(map(len, wanted.lost))
     origin = known.without(lost.partition for lost in wanted.lost)
-    return OperatorDecision(wanted.lost, origin=origin, says=f"{offsets} offsets accepted as lost")
+    return OperatorDecision(
+        wanted.lost, origin=origin, message=f"{offsets} offsets accepted as lost"
+    )
 
 
 def _adopted(
@@ -180,7 +182,7 @@ def _adopted(
     same = known.leaders if known.cluster in ("", now.cluster) else {}
     kept = {p: leader for p, leader in same.items() if p.topic not in taken}
     origin = TopicIdentity(now.cluster, {**known.topics, **topics}, kept)
-    return OperatorDecision(begin=begin, origin=origin, says=says)
+    return OperatorDecision(begin=begin, origin=origin, message=says)
 
 
 def _rebased(
@@ -209,7 +211,7 @@ def _rebased(
     if ahead:
         offsets = sum(map(len, ahead))
         origin = known.without(r.partition for r in ahead)
-        return OperatorDecision(tuple(ahead), origin=origin, says=f"{offsets} offsets given up")
+        return OperatorDecision(tuple(ahead), origin=origin, message=f"{offsets} offsets given up")
     called = {p.topic: f"{p.kafka_topic}@{epoch}" for p in back}
     moved = {p: back.get(p, o) for p, o in current.items() if p.topic in called}
     missing = [p for p, o in moved.items() if o < marks.low.get(p, 0)]
@@ -225,7 +227,7 @@ def _rebased(
     says += f"; {again} offsets come again, or others in their place" if again else ""
     return OperatorDecision(
         begin=begin,
-        says=says,
+        message=says,
         origin=TopicIdentity(known.cluster, {**known.topics, **topics}, known.leaders),
     )
 
@@ -239,7 +241,7 @@ def _offset_of(partition: Partition, position: Cut) -> int:
 
 def planner_for(config: Config, known: TopicIdentity, wanted: WantedPosition) -> Planner:
     """A planner for the decision: an adoption accepts another topic or cluster."""
-    return Planner.of(config, known, trusting=wanted.did == "adopt-topic")
+    return Planner.of(config, known, trusting=wanted.command == "adopt-topic")
 
 
 class OperatorDecisionSource(BatchSource[BatchRun]):
@@ -260,7 +262,7 @@ class OperatorDecisionSource(BatchSource[BatchRun]):
         """`expected`: topic identity when the operator decided."""
         if config.transform:
             raise ConfigError(
-                f"cannot {wanted.did}: sink {config.sink.id} has a [transform], and where "
+                f"cannot {wanted.command}: sink {config.sink.id} has a [transform], and where "
                 "its query stands is Spark's to say",
                 hint="use another sink id",
             )
@@ -278,13 +280,13 @@ class OperatorDecisionSource(BatchSource[BatchRun]):
     def identify(self, spark: SparkSession, entry: LedgerEntry | None) -> TopicIdentity:
         if entry is None:
             raise ConfigError(
-                f"cannot {self._wanted.did}: sink {self._config.sink.id} has no position yet"
+                f"cannot {self._wanted.command}: sink {self._config.sink.id} has no position yet"
             )
         known = TopicIdentity.of(entry)
         now, _ = planner_for(self._config, known, self._wanted).origin()
         if self._expected is not None and self._expected != now:
             raise Fatal(
-                f"cannot {self._wanted.did}: topic or cluster changed meanwhile",
+                f"cannot {self._wanted.command}: topic or cluster changed meanwhile",
                 hint="run it again",
             )
         return TopicIdentity(entry.cluster)  # the claim records nothing new
@@ -319,7 +321,7 @@ class OperatorDecisionSource(BatchSource[BatchRun]):
             tables=self._of_tables(tallies, tables),
             total=() if self._of_tables(tallies, tables) else tuple(tallies),
             origin=decision.origin,
-            note=replace(self._note, result=decision.says).text(),
+            note=replace(self._note, result=decision.message).text(),
         )
 
     def _of_tables(

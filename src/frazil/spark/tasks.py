@@ -28,7 +28,7 @@ from frazil.formats.decoder import Decoder, RecordFormat
 from frazil.kafka.fetch import fetch
 from frazil.kafka.record_batch import Longs
 from frazil.offsets import Partition, Range
-from frazil.pipeline.isolation import StationFailed, ask_store, noticing
+from frazil.pipeline.isolation import StepFailed, ask_store, noticing
 from frazil.pipeline.projection import (
     MetadataColumns,
     fitted,
@@ -306,7 +306,7 @@ def _explaining(plan: WritePlan, carried: _CarriedColumns) -> Iterator[None]:
     try:
         with noticing():
             yield
-    except StationFailed as error:
+    except StepFailed as error:
         ask_store(plan.table, plan.file_prefix)
         spans = ", ".join(f"{at} [{low}, {high + 1})" for at, (low, high) in carried.spans.items())
         where = f"; its rows are of {spans}" if spans else ""

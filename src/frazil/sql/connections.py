@@ -75,7 +75,7 @@ def connection_options(kind: str, options: Iterable[RawOption]) -> dict[str, Opt
         name = property_name(kind, option)
         if name in made:
             raise option.error(f"{option.shown} stands here twice")
-        made[name] = Option(_checked(kind, name, option), option.value_place)
+        made[name] = Option(_checked(kind, name, option), option.value_location)
     return made
 
 
@@ -124,8 +124,8 @@ def _checked(kind: str, name: str, option: RawOption) -> Any:
         return value
     if isinstance(value, Word):
         shown = "" if SECRET.search(name) else f", found {value.text[:40]}"
-        raise option.value_place.source.error(
-            option.value_place.at, f"expected a value in single quotes{shown}"
+        raise option.value_location.source.error(
+            option.value_location.at, f"expected a value in single quotes{shown}"
         )
     if isinstance(value, (list, dict)):
         raise option.error(f"{option.shown} takes one text or number")
@@ -216,9 +216,9 @@ def _pair_words(kind: str) -> str:
 
 
 def _refusal(connection: Connection, name: str, fact: str, hint: str) -> SqlError:
-    place = connection.options[name].place or connection.place
-    assert place is not None
-    return place.source.error(place.at, fact, hint=hint)
+    location = connection.options[name].location or connection.location
+    assert location is not None
+    return location.source.error(location.at, fact, hint=hint)
 
 
 def aws_properties(

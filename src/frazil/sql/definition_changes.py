@@ -63,7 +63,7 @@ def _changes(
     before: LoadedDefinitions, statement: Statement, store: DefinitionStore
 ) -> tuple[Changes, dict[str, str]]:
     if isinstance(statement, Command):
-        named(before.objects, SinkStatement, statement.name, statement.place)
+        named(before.objects, SinkStatement, statement.name, statement.location)
         state = RUNNING if statement.verb == "start" else STOPPED
         known = before.states.get(statement.name, RUNNING)
         return {}, {statement.name: state} if state != known else {}

@@ -20,7 +20,7 @@ from frazil.errors import ConfigError, SqlError
 from frazil.sql import connections
 from frazil.sql.document_builder import (
     Objects,
-    Places,
+    SourceLocations,
     connection,
     document,
     named,
@@ -56,8 +56,8 @@ def config_of(
     """The config of a sink, and where each of its settings comes from. `base`: the folder of paths;
     `environ`: variables that override settings."""
     sink = named(objects, SinkStatement, name, None)
-    content, places = document(objects, sink)
-    origins: Origins = {setting: str(place) for setting, place in places.items()}
+    content, locations = document(objects, sink)
+    origins: Origins = {setting: str(location) for setting, location in locations.items()}
     overlay(content, environ or {}, origins)
     try:
         config = from_document(content, base)
@@ -65,21 +65,21 @@ def config_of(
     except SqlError:
         raise
     except ConfigError as error:
-        raise _placed(error, places, sink) from None
+        raise _placed(error, locations, sink) from None
     return config, origins
 
 
-def _placed(error: ConfigError, places: Places, sink: SinkStatement) -> SqlError:
+def _placed(error: ConfigError, locations: SourceLocations, sink: SinkStatement) -> SqlError:
     """The error, with the line of the setting that it concerns."""
     words = ".".join(error.path).split(".")
     names = (".".join(words[:count]) for count in range(len(words), 0, -1))
-    place = next((places[name] for name in names if name in places), sink.place)
-    assert place is not None
+    location = next((locations[name] for name in names if name in locations), sink.location)
+    assert location is not None
     return SqlError(
-        f"{error._fact} ({place})",
+        f"{error._fact} ({location})",
         hint=error.hint,
         path=error.path,
-        excerpt=place.source.excerpt(place.at),
+        excerpt=location.source.excerpt(location.at),
     )
 
 
@@ -110,14 +110,14 @@ def _created(objects: Objects, statement: Create) -> Changes:
         if not statement.replace:
             kind, name = key
             raise refusal(
-                statement.place,
+                statement.location,
                 f"there is a {kind} {name} already",
                 hint=f"CREATE OR REPLACE {kind.upper()} {name} …, or IF NOT EXISTS",
             )
     alike = [name for kind, name in objects if kind == key[0] and name.lower() == key[1].lower()]
     if alike and key not in objects:
         raise refusal(
-            statement.place,
+            statement.location,
             f"there is a {key[0]} {alike[0]}; expected a name that differs in more than case",
         )
     return {key: definition}
@@ -132,7 +132,7 @@ def _dropped(objects: Objects, statement: Drop) -> Changes:
     users = [f"{of} {user}" for of, user in dependents(objects, statement.key)]
     if users:
         raise refusal(
-            statement.place,
+            statement.location,
             f"{', '.join(users)} {'need' if len(users) > 1 else 'needs'} {kind} {name}",
             hint="drop that first",
         )
@@ -142,7 +142,7 @@ def _dropped(objects: Objects, statement: Drop) -> Changes:
 def _absent(objects: Objects, statement: Alter | Drop) -> SqlError:
     kinds: dict[str, type[Any]] = {t.KIND: t for t in (Secret, Connection, View, SinkStatement)}
     try:
-        named(objects, kinds[statement.key[0]], statement.key[1], statement.place)
+        named(objects, kinds[statement.key[0]], statement.key[1], statement.location)
     except SqlError as error:
         return error
     raise AssertionError(statement)
@@ -164,7 +164,7 @@ def _altered(objects: Objects, statement: Alter) -> Changes:
     names = [table.name for table in tables]
     if statement.table not in names:
         raise refusal(
-            statement.place,
+            statement.location,
             f"sink {before.name} has no table {statement.table!r}; its "
             f"tables are {', '.join(map(repr, names))}",
         )
@@ -180,7 +180,9 @@ def _merged(before: Mapping[Setting, Option], statement: Alter) -> dict[Setting,
         return {**before, **statement.options}
     for setting, option in statement.options.items():
         if setting not in before:
-            raise refusal(option.place, f"{' '.join(setting).replace('_', ' ').upper()} is not set")
+            raise refusal(
+                option.location, f"{' '.join(setting).replace('_', ' ').upper()} is not set"
+            )
     return {key: value for key, value in before.items() if key not in statement.options}
 
 
@@ -203,14 +205,14 @@ def _check(objects: Objects, definition: Definition, base: Path) -> None:
     if isinstance(definition, Connection):
         for option in definition.options.values():
             if isinstance(option.value, SecretName):
-                named(objects, Secret, option.value.name, option.place)
+                named(objects, Secret, option.value.name, option.location)
             elif isinstance(option.value, Word):
-                connection(objects, option.value.text.lower(), "aws", option.place)
+                connection(objects, option.value.text.lower(), "aws", option.location)
     elif isinstance(definition, View):
         refuse_endless_groups(definition)
-        connection(objects, definition.source.connection, "kafka", definition.source.place)
+        connection(objects, definition.source.connection, "kafka", definition.source.location)
         if definition.source.registry:
-            connection(objects, definition.source.registry, "registry", definition.source.place)
+            connection(objects, definition.source.registry, "registry", definition.source.location)
     elif isinstance(definition, SinkStatement):
         config_of(objects, definition.name, base)
 

@@ -86,16 +86,16 @@ def _load(made: LoadedDefinitions, name: str, text: str) -> None:
         if isinstance(statement, Create):
             key = key_of(statement.definition)
             if key in made.homes:
-                assert statement.place
+                assert statement.location
                 fact = f"{' '.join(key)} stands in {made.homes[key]}, too"
-                raise statement.place.source.error(statement.place.at, fact)
+                raise statement.location.source.error(statement.location.at, fact)
             made.objects[key], made.homes[key] = statement.definition, name
         elif isinstance(statement, Command) and statement.verb in ("start", "stop"):
             made.states[statement.name] = RUNNING if statement.verb == "start" else STOPPED
         else:
-            assert statement.place
-            raise statement.place.source.error(
-                statement.place.at,
+            assert statement.location
+            raise statement.location.source.error(
+                statement.location.at,
                 "a directory of definitions holds CREATE, START and STOP, and nothing else",
             )
 

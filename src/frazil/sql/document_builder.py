@@ -23,7 +23,6 @@ from frazil.sql.statements import (
     Definition,
     Key,
     Option,
-    Place,
     RouteClause,
     Secret,
     SecretName,
@@ -31,35 +30,38 @@ from frazil.sql.statements import (
     Settings,
     SinkStatement,
     SourceClause,
+    SourceLocation,
     View,
 )
 
 Objects = Mapping[Key, Definition]
 #: Setting, joined by dots → its place.
-Places = dict[str, Place]
+SourceLocations = dict[str, SourceLocation]
 T = TypeVar("T", bound=Definition)
 
 
-def refusal(place: Place | None, fact: str, *, hint: str = "") -> SqlError:
-    assert place is not None
-    return place.source.error(place.at, fact, hint=hint)
+def refusal(location: SourceLocation | None, fact: str, *, hint: str = "") -> SqlError:
+    assert location is not None
+    return location.source.error(location.at, fact, hint=hint)
 
 
-def named(objects: Objects, kind: type[T], name: str, place: Place | None) -> T:
+def named(objects: Objects, kind: type[T], name: str, location: SourceLocation | None) -> T:
     """The definition of this kind and name."""
     key = (kind.KIND, name)
     if key not in objects:
         names = [other for of, other in objects if of == kind.KIND]
         known = nearest(name, names) if names else ""
-        raise refusal(place, f"there is no {kind.KIND} {name}{known}")
+        raise refusal(location, f"there is no {kind.KIND} {name}{known}")
     return cast(T, objects[key])
 
 
-def connection(objects: Objects, name: str, kind: str, place: Place | None) -> Connection:
-    made = named(objects, Connection, name, place)
+def connection(
+    objects: Objects, name: str, kind: str, location: SourceLocation | None
+) -> Connection:
+    made = named(objects, Connection, name, location)
     if made.type != kind:
         words, actual = connections.TYPES[kind][0], connections.TYPES[made.type][0]
-        raise refusal(place, f"connection {name} is one to {actual}; expected one to {words}")
+        raise refusal(location, f"connection {name} is one to {actual}; expected one to {words}")
     return made
 
 
@@ -70,9 +72,9 @@ class Document:
         self.objects = objects
         self.sink = sink
         self.content: dict[str, Any] = {"sink": {"id": sink.name}}
-        self.places: Places = {}
-        if sink.place:
-            self.places |= dict.fromkeys(("sink", "sink.id", "table", "route"), sink.place)
+        self.locations: SourceLocations = {}
+        if sink.location:
+            self.locations |= dict.fromkeys(("sink", "sink.id", "table", "route"), sink.location)
 
     def put(self, setting: Setting, option: Option, *, number: int | None = None) -> None:
         """`number`: of the table or route."""
@@ -84,9 +86,9 @@ class Document:
         for part in path:
             where = where.setdefault(part, {})
         where[key] = _text(self.objects, key, option)
-        if option.place:
+        if option.location:
             lead = [section.split(".")[0], str(number)] if number is not None else []
-            self.places[".".join([*lead, *path, key])] = option.place
+            self.locations[".".join([*lead, *path, key])] = option.location
 
 
 def _text(objects: Objects, key: str, option: Option) -> Any:
@@ -94,22 +96,22 @@ def _text(objects: Objects, key: str, option: Option) -> Any:
     value = option.value
     if not isinstance(value, SecretName):
         return value
-    secret = named(objects, Secret, value.name, option.place)
+    secret = named(objects, Secret, value.name, option.location)
     if secret.reference.startswith("file:") and not SECRET.search(key):
         raise refusal(
-            option.place,
+            option.location,
             f"{key} is no secret to Frazil, and a file is read only for one; expected text, or "
             "a secret AS 'env:NAME'",
         )
     return secret.reference
 
 
-def document(objects: Objects, sink: SinkStatement) -> tuple[dict[str, Any], Places]:
+def document(objects: Objects, sink: SinkStatement) -> tuple[dict[str, Any], SourceLocations]:
     made = Document(objects, sink)
     source = _source(made)
-    made.content["kafka"] = _passed(made, source.connection, "kafka", "kafka", source.place)
+    made.content["kafka"] = _passed(made, source.connection, "kafka", "kafka", source.location)
     if source.registry:
-        registry = _passed(made, source.registry, "registry", "decode.registry", source.place)
+        registry = _passed(made, source.registry, "registry", "decode.registry", source.location)
         made.content["decode"] = {"registry": registry}
     made.content["catalog"] = _catalog(made)
     for setting, option in source.options.items():
@@ -120,7 +122,7 @@ def document(objects: Objects, sink: SinkStatement) -> tuple[dict[str, Any], Pla
         if not _of_table(setting):
             made.put(setting, option)
     _routes(made, source)
-    return made.content, made.places
+    return made.content, made.locations
 
 
 def _of_table(setting: Setting) -> bool:
@@ -137,8 +139,8 @@ def _source(made: Document) -> SourceClause:
         refuse_endless_groups(view)
         _refuse_keyed(made.sink, view)
         made.content["transform"] = {"sql": query}
-        if view.place:
-            made.places["transform"] = made.places["transform.sql"] = view.place
+        if view.location:
+            made.locations["transform"] = made.locations["transform.sql"] = view.location
     return view.source
 
 
@@ -170,12 +172,12 @@ def refuse_endless_groups(view: View) -> None:
             words.append(token)
     names = [token.value.upper() for token in words]
     groups = [n for n in range(len(names) - 1) if names[n : n + 2] == ["GROUP", "BY"]]
-    if not groups or "WATERMARK" in names or view.place is None:
+    if not groups or "WATERMARK" in names or view.location is None:
         return
-    begin = view.place.source.text.find(text, view.place.at)
-    place = Place(view.place.source, begin + words[groups[0]].start)
+    begin = view.location.source.text.find(text, view.location.at)
+    location = SourceLocation(view.location.source, begin + words[groups[0]].start)
     raise refusal(
-        place,
+        location,
         f"the groups of view {view.name} never end, so their rows would be replaced again and "
         "again, and rows of a query are only appended; expected a WATERMARK and windows",
         hint=f"{_WINDOWS}; or group the rows of the sink's table where you read them",
@@ -189,7 +191,7 @@ def _refuse_keyed(sink: SinkStatement, view: View) -> None:
     for mode in modes:
         if mode and mode.value != "append":
             raise refusal(
-                mode.place or sink.place,
+                mode.location or sink.location,
                 f"view {view.name} is a query for Spark, and its rows cannot be written in mode "
                 f"{mode.value}: they carry no Kafka key and no order of changes, by which rows are "
                 "replaced; expected MODE APPEND, or a sink without the query",
@@ -198,15 +200,15 @@ def _refuse_keyed(sink: SinkStatement, view: View) -> None:
 
 
 def _passed(
-    made: Document, name: str, kind: str, section: str, place: Place | None
+    made: Document, name: str, kind: str, section: str, location: SourceLocation | None
 ) -> dict[str, str]:
     """The properties of a connection."""
-    given = connection(made.objects, name, kind, place)
-    if given.place:
-        made.places[section] = given.place
+    given = connection(made.objects, name, kind, location)
+    if given.location:
+        made.locations[section] = given.location
     for key, option in given.options.items():
-        if option.place:
-            made.places[f"{section}.{key}"] = option.place
+        if option.location:
+            made.locations[f"{section}.{key}"] = option.location
     return connections.properties(given, _resolver(made.objects))
 
 
@@ -220,17 +222,17 @@ def _resolver(objects: Objects) -> Callable[[str, Option], str]:
 
 def _catalog(made: Document) -> dict[str, str]:
     sink = made.sink
-    place = sink.named_at.get("catalog", sink.place)
-    properties = _passed(made, sink.catalog, "catalog", "catalog", place)
-    given = connection(made.objects, sink.catalog, "catalog", place)
+    location = sink.named_at.get("catalog", sink.location)
+    properties = _passed(made, sink.catalog, "catalog", "catalog", location)
+    given = connection(made.objects, sink.catalog, "catalog", location)
     used = given.options.get("aws-connection")
     if sink.aws and used and used.value.text.lower() != sink.aws:
         first, second = sorted((used.value.text.lower(), sink.aws))
-        raise refusal(sink.place, f"two AWS connections are named: {first} and {second}")
+        raise refusal(sink.location, f"two AWS connections are named: {first} and {second}")
     if used or not sink.aws:
         properties = _with_used_aws(made.objects, given, properties)
     else:
-        at = sink.named_at.get("aws", sink.place)
+        at = sink.named_at.get("aws", sink.location)
         properties = _with_aws(made.objects, sink.aws, at, properties)
     return {"name": given.name, **properties}
 
@@ -241,13 +243,13 @@ def _with_used_aws(
     used = catalog.options.get("aws-connection")
     if not used:
         return properties
-    return _with_aws(objects, used.value.text.lower(), used.place, properties)
+    return _with_aws(objects, used.value.text.lower(), used.location, properties)
 
 
 def _with_aws(
-    objects: Objects, name: str, place: Place | None, properties: dict[str, str]
+    objects: Objects, name: str, location: SourceLocation | None, properties: dict[str, str]
 ) -> dict[str, str]:
-    aws = connection(objects, name, "aws", place)
+    aws = connection(objects, name, "aws", location)
     return connections.aws_properties(aws, properties, _resolver(objects))
 
 
@@ -266,13 +268,15 @@ def _tables(made: Document) -> None:
     shared = {setting: option for setting, option in sink.options.items() if _of_table(setting)}
     for number, table in enumerate(sink.tables):
         made.content["table"].append({"name": qualified(sink, table.name)})
-        if table.place:
-            made.places[f"table.{number}"] = made.places[f"table.{number}.name"] = table.place
+        if table.location:
+            made.locations[f"table.{number}"] = made.locations[f"table.{number}.name"] = (
+                table.location
+            )
         for setting, option in {**shared, **table.options}.items():
             made.put(setting, option, number=number)
     dead = sink.options.get(("dead_letters", "table"))
     if dead:
-        name = Option(qualified(sink, str(dead.value)), dead.place)
+        name = Option(qualified(sink, str(dead.value)), dead.location)
         options: Settings = {**sink.options, ("dead_letters", "table"): name}
         made.sink = dataclasses.replace(sink, options=options)
 
@@ -288,7 +292,9 @@ def _routes(made: Document, source: SourceClause) -> None:
     if not routes and not envelope:
         return
     if not (routes and _last(routes[-1])):
-        routes.append(RouteClause({}, (sink.tables[0].name,), otherwise=True, place=sink.place))
+        routes.append(
+            RouteClause({}, (sink.tables[0].name,), otherwise=True, location=sink.location)
+        )
     made.content["route"] = []
     for route in routes:
         if route.action == "reject":  # no rule matches: the record is rejected
@@ -296,8 +302,8 @@ def _routes(made: Document, source: SourceClause) -> None:
         number = len(made.content["route"])
         content: dict[str, Any] = {}
         made.content["route"].append(content)
-        if route.place:
-            made.places[f"route.{number}"] = route.place
+        if route.location:
+            made.locations[f"route.{number}"] = route.location
         if envelope and route.action != "skip":
             made.put(("route", "envelope"), envelope, number=number)
         for setting, option in route.options.items():

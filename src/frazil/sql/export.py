@@ -140,9 +140,9 @@ class ConfigStatements:
 
     def _secret(self, reference: str) -> SecretName:
         if reference not in self._secrets:
-            kind, _, place = reference.partition(":")
-            place = place if kind == "env" else place.rstrip("/").rpartition("/")[2]
-            name = re.sub(r"[^a-z0-9_]+", "_", place.lower()).strip("_")[:90] or "secret"
+            kind, _, location = reference.partition(":")
+            location = location if kind == "env" else location.rstrip("/").rpartition("/")[2]
+            name = re.sub(r"[^a-z0-9_]+", "_", location.lower()).strip("_")[:90] or "secret"
             taken = {secret.name for secret in self._secrets.values()}
             number = 2
             unique = name

@@ -18,7 +18,7 @@ from frazil.config.settings import SECRET
 from frazil.errors import SqlError
 from frazil.sql.option_names import SAID, UnknownOption, setting_of, type_of
 from frazil.sql.source_text import SourceText
-from frazil.sql.statements import Option, Place, SecretName, Setting, Word
+from frazil.sql.statements import Option, SecretName, Setting, SourceLocation, Word
 
 Node = Token | Tree[Token]
 _COLLECTIONS = ("MAP", "LIST", "ARRAY")
@@ -30,8 +30,8 @@ class RawOption:
     #: the key in quotes, behind the words or alone
     key: str
     value: Any
-    place: Place
-    value_place: Place
+    location: SourceLocation
+    value_location: SourceLocation
 
     @property
     def shown(self) -> str:
@@ -44,7 +44,7 @@ class RawOption:
         return " ".join(filter(None, (" ".join(words).upper(), self.key and f"'{self.key}'")))
 
     def error(self, fact: str, *, hint: str = "") -> SqlError:
-        return self.place.source.error(self.place.at, fact, hint=hint)
+        return self.location.source.error(self.location.at, fact, hint=hint)
 
 
 def raw_options(source: SourceText, tree: Tree[Token]) -> Iterator[RawOption]:
@@ -52,15 +52,15 @@ def raw_options(source: SourceText, tree: Tree[Token]) -> Iterator[RawOption]:
     for option in tree.children:
         assert isinstance(option, Tree)
         left, *right = [part.children for part in option.children if isinstance(part, Tree)]
-        place = Place(source, first(left[0]))
+        location = SourceLocation(source, first(left[0]))
         if right:
             words, key = _name(source, left)
-            value, value_at = value_of(source, right[0]), first(right[0][0]) or place.at
+            value, value_at = value_of(source, right[0]), first(right[0][0]) or location.at
             if len(words) > 1 and words[-1].upper() == "SECRET" and isinstance(value, Word):
                 words, value = words[:-1], SecretName(identifier(right[0][0]))
         else:
             words, key, value, value_at = _split(source, left)
-        yield RawOption(words, key, value, place, Place(source, value_at))
+        yield RawOption(words, key, value, location, SourceLocation(source, value_at))
 
 
 def _name(source: SourceText, parts: list[Node]) -> tuple[tuple[str, ...], str]:
@@ -207,7 +207,7 @@ def settings(
             raise option.error(f"{option.shown} is no option: the statement itself says it")
         if setting in made:
             raise option.error(f"{option.shown} stands here twice")
-        made[setting] = Option(_fitted(option, setting, value), option.value_place)
+        made[setting] = Option(_fitted(option, setting, value), option.value_location)
     return made
 
 
@@ -244,8 +244,8 @@ def _fitted(option: RawOption, setting: Setting, value: Any) -> Any:
         if setting == ("table", "mode"):
             return value.text.lower()
         shown = "" if SECRET.search(setting[1]) else f", found {value.text[:40]}"
-        raise option.value_place.source.error(
-            option.value_place.at, f"expected a value in single quotes{shown}"
+        raise option.value_location.source.error(
+            option.value_location.at, f"expected a value in single quotes{shown}"
         )
     if kind.startswith("tuple") and isinstance(value, (str, int, float)):
         return [str(value)]

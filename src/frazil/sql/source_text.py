@@ -43,13 +43,13 @@ class SourceText:
         start = self.text.rfind("\n", 0, at) + 1
         return self.text.count("\n", 0, at) + 1, at - start + 1
 
-    def place(self, at: int) -> str:
+    def location(self, at: int) -> str:
         line, column = self.position(at)
         return f"{self.name}:{line}:{column}"
 
     def error(self, at: int, fact: str, *, hint: str = "", path: tuple[str, ...] = ()) -> SqlError:
         """`cannot read orders.sql:3:14: FACT`, with the line."""
-        message = f"cannot read {self.place(at)}: {fact}"
+        message = f"cannot read {self.location(at)}: {fact}"
         return SqlError(message, hint=hint, path=path, excerpt=self.excerpt(at))
 
     def excerpt(self, at: int) -> str:

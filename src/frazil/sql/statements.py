@@ -14,12 +14,12 @@ from typing import Any, ClassVar, NamedTuple
 from frazil.sql.source_text import SourceText
 
 
-class Place(NamedTuple):
+class SourceLocation(NamedTuple):
     source: SourceText
     at: int
 
     def __str__(self) -> str:
-        return self.source.place(self.at)
+        return self.source.location(self.at)
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Word:
 class Option:
     #: text, number, true or false, a list, a mapping, a `SecretName` or a `Word`; None: no value
     value: Any
-    place: Place | None = field(default=None, compare=False)
+    location: SourceLocation | None = field(default=None, compare=False)
 
 
 #: A key of a section of the config: `("sink", "commit_interval")`, `("kafka", "client.id")`.
@@ -54,7 +54,7 @@ class Secret:
 
     name: str
     reference: str
-    place: Place | None = field(default=None, compare=False)
+    location: SourceLocation | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Connection:
     #: a key of `frazil.sql.connections.TYPES`
     type: str
     options: Mapping[str, Option]
-    place: Place | None = field(default=None, compare=False)
+    location: SourceLocation | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class SourceClause:
     options: Settings
     #: name of the connection to the schema registry
     registry: str = ""
-    place: Place | None = field(default=None, compare=False)
+    location: SourceLocation | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)
@@ -87,14 +87,14 @@ class View:
     head: str
     source: SourceClause
     tail: str = ""
-    place: Place | None = field(default=None, compare=False)
+    location: SourceLocation | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)
 class TableClause:
     name: str
     options: Settings = field(default_factory=dict)
-    place: Place | None = field(default=None, compare=False)
+    location: SourceLocation | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ class RouteClause:
     #: tables, skip, reject or python
     action: str = "tables"
     otherwise: bool = False
-    place: Place | None = field(default=None, compare=False)
+    location: SourceLocation | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)
@@ -122,9 +122,9 @@ class SinkStatement:
     routes: tuple[RouteClause, ...] = ()
     #: of any section; those of `[[table]]` are for all tables that do not say otherwise
     options: Settings = field(default_factory=dict)
-    place: Place | None = field(default=None, compare=False)
+    location: SourceLocation | None = field(default=None, compare=False)
     #: where the names of other objects stand: view, catalog, aws
-    named_at: Mapping[str, Place] = field(default_factory=dict, compare=False)
+    named_at: Mapping[str, SourceLocation] = field(default_factory=dict, compare=False)
 
 
 Definition = Secret | Connection | View | SinkStatement
@@ -141,7 +141,7 @@ class Create:
     definition: Definition
     replace: bool = False
     if_not_exists: bool = False
-    place: Place | None = field(default=None, compare=False)
+    location: SourceLocation | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)
@@ -154,14 +154,14 @@ class Alter:
     table: str = ""
     #: RESET: the options have no values
     removing: bool = False
-    place: Place | None = field(default=None, compare=False)
+    location: SourceLocation | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)
 class Drop:
     key: Key
     if_exists: bool = False
-    place: Place | None = field(default=None, compare=False)
+    location: SourceLocation | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)
@@ -173,7 +173,7 @@ class Command:
     #: of what is shown or done
     kind: str
     name: str = ""
-    place: Place | None = field(default=None, compare=False)
+    location: SourceLocation | None = field(default=None, compare=False)
 
 
 Statement = Create | Alter | Drop | Command

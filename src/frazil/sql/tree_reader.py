@@ -27,12 +27,12 @@ from frazil.sql.statements import (
     Drop,
     Key,
     Option,
-    Place,
     RouteClause,
     Secret,
     Setting,
     SinkStatement,
     SourceClause,
+    SourceLocation,
     Statement,
     TableClause,
     View,
@@ -46,32 +46,34 @@ _COMMANDS = {"start_sink": "start", "stop_sink": "stop"}
 def read_statements(text: str, name: str = "statement") -> list[Statement]:
     """`name`: of the file, for errors."""
     source = SourceText(name, text)
-    return [_statement(source, tree, Place(source, raw.start)) for raw, tree in parse(source)]
+    return [
+        _statement(source, tree, SourceLocation(source, raw.start)) for raw, tree in parse(source)
+    ]
 
 
-def _statement(source: SourceText, tree: Tree[Token], place: Place) -> Statement:
+def _statement(source: SourceText, tree: Tree[Token], location: SourceLocation) -> Statement:
     kind = tree.data
     if kind == "create":
         *replace, created = trees(tree)
         parts = trees(created)
         return Create(
-            _BUILDERS[created.data](source, created, place),
+            _BUILDERS[created.data](source, created, location),
             replace=bool(replace),
             if_not_exists=any(part.data == "if_not_exists" for part in parts),
-            place=place,
+            location=location,
         )
     parts = trees(tree)
     if kind.startswith("alter"):
-        return _alter(source, tree, place)
+        return _alter(source, tree, location)
     if kind == "drop":
         exists = any(part.data == "if_exists" for part in parts)
-        return Drop(_key(source, parts[0], parts[-1]), exists, place)
+        return Drop(_key(source, parts[0], parts[-1]), exists, location)
     if kind.startswith("show_") and kind != "show_create":
-        return Command("show", kind.removeprefix("show_"), place=place)
+        return Command("show", kind.removeprefix("show_"), location=location)
     if kind == "show_create":
-        return Command("show create", *_key(source, parts[0], parts[1]), place=place)
+        return Command("show create", *_key(source, parts[0], parts[1]), location=location)
     of = "connection" if kind == "validate" else "sink"
-    return Command(_COMMANDS.get(kind, kind), of, _name(source, parts[0]), place)
+    return Command(_COMMANDS.get(kind, kind), of, _name(source, parts[0]), location)
 
 
 def trees(tree: Tree[Token]) -> list[Tree[Token]]:
@@ -107,7 +109,7 @@ def path_text(tree: Tree[Token]) -> str:
     return ".".join(map(str, tree.children))
 
 
-def _secret(source: SourceText, tree: Tree[Token], place: Place) -> Definition:
+def _secret(source: SourceText, tree: Tree[Token], location: SourceLocation) -> Definition:
     reference = tree.children[-1]
     assert isinstance(reference, Token)
     if not REFERENCE.match(reference):
@@ -116,28 +118,28 @@ def _secret(source: SourceText, tree: Tree[Token], place: Place) -> Definition:
             "the secret itself stands in the statement; expected 'env:NAME' or 'file:PATH'",
             hint="put it into a variable or a file; definitions hold no secrets",
         )
-    return Secret(_named(source, tree), str(reference), place)
+    return Secret(_named(source, tree), str(reference), location)
 
 
-def _connection(source: SourceText, tree: Tree[Token], place: Place) -> Definition:
+def _connection(source: SourceText, tree: Tree[Token], location: SourceLocation) -> Definition:
     *_, kind, options = trees(tree)
     name = kind.data.removesuffix("_connection")
     given = connection_options(name, reading.raw_options(source, options))
-    return Connection(_named(source, tree), name, given, place)
+    return Connection(_named(source, tree), name, given, location)
 
 
-def _view(source: SourceText, tree: Tree[Token], place: Place) -> Definition:
+def _view(source: SourceText, tree: Tree[Token], location: SourceLocation) -> Definition:
     queries = [str(child) for child in tree.children if isinstance(child, Token)]
     (kafka,) = (part for part in trees(tree) if part.data == "kafka")
     tail = queries[1] if len(queries) > 1 else ""
     return View(
-        _named(source, tree), queries[0].lstrip(), _kafka(source, kafka), tail.rstrip(), place
+        _named(source, tree), queries[0].lstrip(), _kafka(source, kafka), tail.rstrip(), location
     )
 
 
 def _kafka(source: SourceText, tree: Tree[Token]) -> SourceClause:
     name, options, *clauses = trees(tree)
-    place = Place(source, first(name))
+    location = SourceLocation(source, first(name))
 
     def allowed(setting: Setting) -> bool:
         return setting not in SAID - {("sink", "topics"), ("sink", "topic_pattern")}
@@ -149,15 +151,17 @@ def _kafka(source: SourceText, tree: Tree[Token]) -> SourceClause:
         values = [text for o in topics for text in _texts_of(o)]
         if ("sink", "topics") in made:
             raise topics[0].error("expected TOPIC or TOPICS, found both")
-        made["sink", "topics"] = Option(values, topics[0].value_place)
+        made["sink", "topics"] = Option(values, topics[0].value_location)
     registry = ""
     for clause in clauses:
         if clause.data == "envelope":
             token = clause.children[0]
-            made["route", "envelope"] = Option(str(token).lower(), Place(source, first(token)))
+            made["route", "envelope"] = Option(
+                str(token).lower(), SourceLocation(source, first(token))
+            )
         else:
             registry = _format(source, clause, made)
-    return SourceClause(_name(source, name), made, registry, place)
+    return SourceClause(_name(source, name), made, registry, location)
 
 
 def _texts_of(option: reading.RawOption) -> list[str]:
@@ -179,14 +183,14 @@ def _format(source: SourceText, tree: Tree[Token], made: dict[Setting, Option]) 
             registry = _named(source, part)
         else:
             file = part.children[0]
-            made["decode", "schema"] = Option(str(file), Place(source, first(file)))
+            made["decode", "schema"] = Option(str(file), SourceLocation(source, first(file)))
         if part.data in ("from_registry", "from_confluent_file"):
             kind = f"confluent-{kind}"
-    made["decode", "format"] = Option(kind, Place(source, first(word)))
+    made["decode", "format"] = Option(kind, SourceLocation(source, first(word)))
     return registry
 
 
-def _sink(source: SourceText, tree: Tree[Token], place: Place) -> Definition:
+def _sink(source: SourceText, tree: Tree[Token], location: SourceLocation) -> Definition:
     parts = [part for part in trees(tree) if part.data != "if_not_exists"]
     name, read, catalog, *clauses = parts
     fields: dict[str, Any] = {"options": {}, "tables": [], "routes": []}
@@ -195,25 +199,25 @@ def _sink(source: SourceText, tree: Tree[Token], place: Place) -> Definition:
         kind = clause.data
         if kind in given and kind != "route":
             shown = _CLAUSES.get(kind, kind).upper()
-            at = first(clause) or place.at
+            at = first(clause) or location.at
             raise source.error(at, f"the clause {shown} stands here twice")
         given.add(kind)
         _CLAUSE_BUILDERS[kind](source, clause, fields)
     if not fields["tables"]:
-        raise source.error(place.at, "the sink has no table; expected TABLE 'name'")
+        raise source.error(location.at, "the sink has no table; expected TABLE 'name'")
     return SinkStatement(
         name=_name(source, name),
         source=_kafka(source, read) if read.data == "kafka" else _named(source, read),
         catalog=_name(source, catalog),
         named_at={
-            part.data: Place(source, first(part))
+            part.data: SourceLocation(source, first(part))
             for part in (read, *clauses)
             if part.data in _NAMED
         }
-        | {"catalog": Place(source, first(catalog))},
+        | {"catalog": SourceLocation(source, first(catalog))},
         tables=tuple(fields.pop("tables")),
         routes=tuple(fields.pop("routes")),
-        place=place,
+        location=location,
         **fields,
     )
 
@@ -236,7 +240,7 @@ def _tables(source: SourceText, tree: Tree[Token]) -> list[TableClause]:
         settings = reading.settings(
             (raw for part in options for raw in reading.raw_options(source, part)), ("table",)
         )
-        made.append(TableClause(_text(text), settings, Place(source, first(text))))
+        made.append(TableClause(_text(text), settings, SourceLocation(source, first(text))))
     return made
 
 
@@ -253,16 +257,16 @@ def _target(source: SourceText, clause: Tree[Token], fields: dict[str, Any]) -> 
         if words == "NAMESPACE":
             fields["namespace"] = option.value
         else:
-            fields["tables"].append(TableClause(option.value, {}, option.value_place))
+            fields["tables"].append(TableClause(option.value, {}, option.value_location))
 
 
 def _option(
     section: str, key: str, value: Any, source: SourceText, node: Any, fields: dict[str, Any]
 ) -> None:
-    setting, place = (section, key), Place(source, first(node))
+    setting, location = (section, key), SourceLocation(source, first(node))
     if setting in fields["options"]:
-        raise source.error(place.at, f"{key.replace('_', ' ').upper()} stands here twice")
-    fields["options"][setting] = Option(value, place)
+        raise source.error(location.at, f"{key.replace('_', ' ').upper()} stands here twice")
+    fields["options"][setting] = Option(value, location)
 
 
 def _list_clause(source: SourceText, clause: Tree[Token], fields: dict[str, Any]) -> None:
@@ -284,9 +288,9 @@ def _with(source: SourceText, clause: Tree[Token], fields: dict[str, Any]) -> No
     raw = reading.raw_options(source, trees(clause)[0])
     for setting, option in reading.settings(raw, ("sink", "table")).items():
         if setting in fields["options"]:
-            assert option.place
+            assert option.location
             shown = setting[1].replace("_", " ").upper()
-            raise source.error(option.place.at, f"{shown} stands here twice")
+            raise source.error(option.location.at, f"{shown} stands here twice")
         fields["options"][setting] = option
 
 
@@ -301,7 +305,7 @@ def _aws(source: SourceText, clause: Tree[Token], fields: dict[str, Any]) -> Non
 def _route(source: SourceText, clause: Tree[Token], fields: dict[str, Any]) -> None:
     settings: dict[Setting, Option] = {}
     tables: list[TableClause] = []
-    action, otherwise, place = "tables", False, Place(source, first(clause))
+    action, otherwise, location = "tables", False, SourceLocation(source, first(clause))
     for part in trees(clause):
         if part.data == "options":
             settings |= reading.settings(reading.raw_options(source, part), ("route",))
@@ -313,13 +317,13 @@ def _route(source: SourceText, clause: Tree[Token], fields: dict[str, Any]) -> N
             tables = _tables(source, trees(part)[0])
         elif part.data == "by_function":
             word = part.children[0]
-            settings["route", "python"] = Option(str(word), Place(source, first(word)))
+            settings["route", "python"] = Option(str(word), SourceLocation(source, first(word)))
             action = "python"
         else:
             action = part.data
     if action == "reject" and not (otherwise and fields["routes"]):
         raise source.error(
-            place.at,
+            location.at,
             "only what no ROUTE before it takes can be rejected; expected ROUTE ELSE REJECT",
         )
     known = {table.name for table in fields["tables"]}
@@ -327,10 +331,10 @@ def _route(source: SourceText, clause: Tree[Token], fields: dict[str, Any]) -> N
         if table.name not in known:
             fields["tables"].append(table)
         elif table.options:
-            assert table.place
-            raise source.error(table.place.at, f"the options of {table.name!r} stand here twice")
+            assert table.location
+            raise source.error(table.location.at, f"the options of {table.name!r} stand here twice")
     names = tuple(table.name for table in tables)
-    fields["routes"].append(RouteClause(settings, names, action, otherwise, place))
+    fields["routes"].append(RouteClause(settings, names, action, otherwise, location))
 
 
 def _conditions(source: SourceText, tree: Tree[Token], made: dict[Setting, Option]) -> None:
@@ -354,14 +358,14 @@ def _conditions(source: SourceText, tree: Tree[Token], made: dict[Setting, Optio
                     "a ROUTE takes one condition on the topic and one "
                     "on a field or header; expected another ROUTE",
                 )
-            made["route", key] = Option(value, Place(source, first(node)))
+            made["route", key] = Option(value, SourceLocation(source, first(node)))
 
 
 def _literal(node: Any) -> str:
     return str(node.children[0]) if node.children else str(node.data)
 
 
-def _alter(source: SourceText, tree: Tree[Token], place: Place) -> Statement:
+def _alter(source: SourceText, tree: Tree[Token], location: SourceLocation) -> Statement:
     parts = trees(tree)
     names = {part.data: part for part in parts}
     kind = parts[0].data.removeprefix("a_")
@@ -373,9 +377,9 @@ def _alter(source: SourceText, tree: Tree[Token], place: Place) -> Statement:
         scopes = ("table",) if table else ("sink", "table")
         options = reading.settings(iter(options), scopes, removing=removing)
     elif table:
-        raise source.error(place.at, "a connection has no tables")
+        raise source.error(location.at, "a connection has no tables")
     return Alter(
-        (kind, _named(source, tree)), options, "if_exists" in names, table, removing, place
+        (kind, _named(source, tree)), options, "if_exists" in names, table, removing, location
     )
 
 

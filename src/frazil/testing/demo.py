@@ -22,7 +22,7 @@ from rich.text import Text
 
 from frazil.auditing.evidence import audit_table
 from frazil.errors import FrazilError, counted
-from frazil.render import Line
+from frazil.render import Line, label
 from frazil.spark import jars
 from frazil.testing import datagen
 from frazil.testing.kafka import Broker
@@ -63,7 +63,7 @@ class DemoReport:
         yield audit_table(self.audit)
         colour = "green" if self.verdict == "proven" else "red"
         yield Text.from_markup(
-            f"[bold {colour}]{self.verdict}[/]: {self.audit['written']:,} of {self.rows:,} "
+            f"[bold {colour}]{label(self.verdict)}[/]: {self.audit['written']:,} of {self.rows:,} "
             f"records exactly once, {counted(self.kills, 'kill')} survived, "
             f"{counted(self.audit['commits'], 'commit')}, "
             f"{self.seconds:.0f} s ({self.rows_per_second:,} rows/s, restarts included)"

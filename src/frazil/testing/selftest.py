@@ -40,7 +40,7 @@ from frazil.errors import FrazilError, Unavailable, counted
 from frazil.iceberg.java import JavaCatalog
 from frazil.ledger import entry as ledger
 from frazil.offsets import Cut, Partition, Range, join
-from frazil.render import Line
+from frazil.render import Line, label
 from frazil.testing.process import SinkRuns
 from frazil.testing.scratch import CALL_SECONDS, PARTITIONS, Scratch, ScratchPart, ScratchPlan
 
@@ -54,7 +54,7 @@ _TRIES = 3  # runs that may catch up before they reach their step
 class PartReport:
     """The result of one part."""
 
-    JSON: ClassVar = "mode topic table verdict records kills *spans seen audit findings"
+    JSON: ClassVar = "mode topic table verdict records kills *spans found_after audit findings"
 
     mode: str
     topic: str
@@ -65,7 +65,7 @@ class PartReport:
     doubled: list[Range] = field(default_factory=list)
     wrong: list[Range] = field(default_factory=list)
     #: the kill after which that was first seen; empty: at the end
-    seen: str = ""
+    found_after: str = ""
     audit: str = ""
     findings: list[str] = field(default_factory=list)
 
@@ -91,7 +91,9 @@ class PartReport:
         for kind in _FAILURES:
             ranges = getattr(self, kind)
             for span in ranges[:20]:
-                yield f"{kind}: {span}" + (f", after {self.seen}" if self.seen else "")
+                yield f"{kind}: {span}" + (
+                    f", after {self.found_after}" if self.found_after else ""
+                )
             if len(ranges) > 20:
                 yield f"{kind}: {len(ranges) - 20} ranges more; --json tells all"
         yield from (f"audit: {finding}" for finding in self.findings)
@@ -99,16 +101,16 @@ class PartReport:
 
 @dataclass
 class SelfTestReport:
-    JSON: ClassVar = "verdict name namespace kills seconds parts left kept"
+    JSON: ClassVar = "verdict name namespace kills seconds parts not_removed folder"
 
     name: str
     namespace: str
     parts: list[PartReport] = field(default_factory=list)
     seconds: float = 0.0
     #: what could not be removed, and why
-    left: list[str] = field(default_factory=list)
+    not_removed: list[str] = field(default_factory=list)
     #: the folder with config and log, if everything is kept
-    kept: str = ""
+    folder: str = ""
 
     @property
     def kills(self) -> int:
@@ -120,23 +122,23 @@ class SelfTestReport:
 
     @property
     def exit_code(self) -> int:
-        return 3 if self.verdict != "proven" else 1 if self.left else 0
+        return 3 if self.verdict != "proven" else 1 if self.not_removed else 0
 
     def lines(self) -> Iterator[Line]:
         for part in self.parts:
             yield from part.lines()
         for part in self.parts:
             yield Text.from_markup(
-                f"{part.mode}: [bold {_colour(part.verdict)}]{part.verdict}[/], "
+                f"{part.mode}: [bold {_colour(part.verdict)}]{label(part.verdict)}[/], "
                 f"{counted(part.records, 'record')}, {counted(part.kills, 'kill')}; "
-                f"the audit says {part.audit or 'nothing'}"
+                f"the audit says {label(part.audit) or 'nothing'}"
             )
-        if self.kept:
+        if self.folder:
             topics = ", ".join(part.topic for part in self.parts)
-            yield f"kept: namespace {self.namespace}, topics {topics}, and {self.kept}"
-        left = "everything was kept" if self.kept else "nothing was left behind"
-        if self.left:
-            left = f"{len(self.left)} things could not be removed"
+            yield f"kept: namespace {self.namespace}, topics {topics}, and {self.folder}"
+        left = "everything was kept" if self.folder else "nothing was left behind"
+        if self.not_removed:
+            left = f"{len(self.not_removed)} things could not be removed"
         yield f"{counted(self.kills, 'kill')} in {self.seconds:.0f} s; {left}"
 
 
@@ -171,12 +173,12 @@ def selftest(
         outcome.parts[-1].findings.append(error.message)  # findings before the error count
     finally:
         if keep:
-            outcome.kept = str(folder)
+            outcome.folder = str(folder)
         else:
             console.print("[dim]removing what was made[/dim]")
             with _undisturbed():
-                outcome.left = scratch.clear()
-            for leftover in outcome.left:
+                outcome.not_removed = scratch.clear()
+            for leftover in outcome.not_removed:
                 console.print(f"[red]could not be removed: {leftover}[/red]", soft_wrap=True)
         outcome.seconds = round(time.monotonic() - began, 2)
     return outcome
@@ -247,7 +249,7 @@ class _SelfTest:
         judged.audit = proof.verdict
         judged.findings = [str(finding) for report in proof.reports for finding in report.findings]
         judged.findings += map(str, proof.findings)
-        yield len(plan.steps) + 1, f"[{_colour(judged.verdict)}]{judged.verdict}[/]"
+        yield len(plan.steps) + 1, f"[{_colour(judged.verdict)}]{label(judged.verdict)}[/]"
 
     def _proof(self) -> tuple[Any, Any, Any]:
         config = configs.load(self._scratch.config(self._part), {})
@@ -309,7 +311,7 @@ class _SelfTest:
         )
         judged = self._judged
         judged.lost, judged.doubled, judged.wrong = map(self._ranges, (lost, doubled, wrong))
-        judged.seen = "" if judged.exact else seen
+        judged.found_after = "" if judged.exact else seen
 
     def _rows(self) -> list[Row]:
         name = f"{self._scratch.given.catalog.name}.{self._part.table}"
