@@ -177,7 +177,7 @@ _PLACE = re.compile(r"cannot \w+ [^:]*?\[\d+\](?:(?: from)? offset \d+(?: on)?)?
 _BY_FUNCTION = re.compile(r"cannot route by [^:]+")
 #: What is kept of an error that Frazil does not know: its class.
 _UNKNOWN = re.compile(
-    r"cannot [^:]*(?:: Spark stopped the stream)?"
+    r"(?:unexpected error|cannot [^:]*)(?:: Spark stopped the stream)?"
     r"(?:: (?:[\w.]+(?:Error|Exception)\b|\[[A-Z_.]+\]))?"
 )
 _COLUMN = re.compile(r"column '[^']{1,200}'")

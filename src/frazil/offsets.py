@@ -171,13 +171,14 @@ class Cut(Mapping[Partition, int]):
             if range_.start > expected:
                 missing = Range(range_.partition, expected, range_.start)
                 raise Gap(
-                    f"cannot go on: expected {range_.partition} at {expected}, found {range_}; "
-                    f"missing {missing}"
+                    f"cannot continue: expected {range_.partition} at {expected}, found "
+                    f"{range_}; missing {missing}"
                 )
             if range_.start < expected:
                 raise Overlap(
-                    f"cannot go on: expected {range_.partition} at {expected}, found {range_}; "
-                    f"[{range_.start}, {min(expected, range_.end)}) would be there twice"
+                    f"cannot continue: expected {range_.partition} at {expected}, found "
+                    f"{range_}; [{range_.start}, {min(expected, range_.end)}) would be "
+                    "written twice"
                 )
             ahead[range_.partition] = range_.end
         return Cut(ahead)

@@ -41,8 +41,8 @@ def refuse_a_second_run(config: Config) -> None:
     run = _runs.get(_identity(config))
     if run is not None and run.active:
         raise ConfigError(
-            f"cannot start sink {config.sink.id}: this process runs a sink of that id already",
-            hint="stop that one first, or give this one another id",
+            f"cannot start sink {config.sink.id}: this process already runs a sink with this id",
+            hint="stop the other one first, or use another sink id",
         )
 
 
@@ -50,8 +50,8 @@ def not_committed(committer: Committer) -> FrazilError:
     """Why a run ends with batches that are staged and not committed."""
     waiting = counted(len(committer.pending), "batch", "batches")
     return Unavailable(
-        f"cannot end: {waiting} staged and not committed: "
-        f"{committer.progress.trouble or 'the time was up'}",
+        f"cannot end the run: {waiting} staged and not committed: "
+        f"{committer.progress.trouble or 'the timeout has passed'}",
         hint="nothing is lost: the next run commits them",
     )
 
@@ -155,7 +155,7 @@ class Run(StreamingQuery):
         if (error := self._running.failure) is not None:
             raise error
         if not self._running.active and (self._stopped or not self._ends_by_itself):
-            raise FrazilError("cannot go on: the stream was stopped")
+            raise FrazilError("cannot continue: the stream was stopped")
 
     # ── waiting ──────────────────────────────────────────────────────────────────────────────
 
@@ -244,7 +244,7 @@ class Run(StreamingQuery):
                 except PySparkException as error:
                     self._restarts(error)
         if not self.committer.flush():
-            raise self.committer.stalled() or Unavailable("cannot commit all that is staged")
+            raise self.committer.stalled() or Unavailable("cannot commit all staged batches")
 
     def _restarts(self, error: PySparkException) -> bool:
         """False, after a pause, where a query that ended with `error` is restarted; else raises."""

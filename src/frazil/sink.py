@@ -6,7 +6,7 @@
     4 check    every planned offset has exactly one outcome
     5 stage    manifests and a batch record: durable, not visible
     6 commit   to each table, by compare-and-set     ┐
-    7 tag      the commit, so that nobody expires it │ the committer, beside the next batch
+    7 tag      the commit, which protects it from expiry │ the committer, beside the next batch
     8 index    rows that tell where each offset is   ┘
 
 `MicroBatches.run` below tells it. Structured Streaming calls it; the source (`frazil.sources`)
@@ -14,7 +14,7 @@ knows the input: offset ranges where nothing stands between topic and table, or 
 streaming DataFrame. Every step has a name; a callback `on_step` can watch, time, or kill at a step.
 
 The table is the checkpoint. Each run of a sink begins from the ledgers and the staged batches
-(`commit.startup`). Spark's own checkpoint is made anew for each run and never read back, unless the
+(`commit.startup`). Spark's own checkpoint is created for each run and never read back, unless the
 query keeps state in it (`sources.query_state`); then it must agree with the ledger.
 """
 
@@ -125,8 +125,8 @@ class MicroBatches:
                 return tables, run
             self._tables.ensure(run.missing)  # 3
         raise SchemaMismatch(
-            f"cannot write a batch: in {_RERUNS} tries the tables still do not fit: "
-            f"{', '.join(sorted(run.missing))}",
+            f"cannot write a batch: after {_RERUNS} attempts the tables still do not fit "
+            f"the records: {', '.join(sorted(run.missing))}",
             hint="another writer may be changing them",
         )
 
@@ -198,7 +198,9 @@ class Sink:
         if spark is None:
             spark = session(self.config) if self._frame is None else self._frame.sparkSession
         if until is not None and not isinstance(self.source, KafkaSource):
-            raise ConfigError("cannot stop at a cut: a DataFrame's sources plan by themselves")
+            raise ConfigError(
+                "cannot stop at a cut: the sources of a DataFrame plan their own batches"
+            )
         if self._started:
             raise ConfigError(
                 f"cannot start sink {self.config.sink.id} a second time",

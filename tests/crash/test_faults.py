@@ -160,7 +160,7 @@ def test_a_driver_that_stood_still_while_another_took_over_is_fenced_when_it_wak
     assert sleeper.wait() == 4, last
     assert last["error"] == "Fenced"
     assert f"sink {name} has a newer run; this one is epoch 1" in last["message"]
-    assert "stop this one" in last["hint"]
+    assert "stop this run" in last["hint"]
     assert assert_exact(lake, f"db.{name}", broker.bootstrap, name) == 200
     table = JavaCatalog(spark, "lake").load(f"db.{name}")
     assert table is not None

@@ -52,7 +52,7 @@ def test_no_kill_of_a_rewind_loses_or_doubles_a_record(
         made += fill(broker, name, made)
         catch_up(config, spark)
         killed_at(step, __name__, str(path), "batch:0", log=tmp_path / "log")
-        with pytest.raises(Gap, match="was begun and not finished"):
+        with pytest.raises(Gap, match="is unfinished"):
             Sink(config).start(spark)
         plan = rewind(config, spark, "batch:0")
         assert plan.unfinished

@@ -51,7 +51,7 @@ def test_any_columns_and_mutated_records_are_read_alike(seed: int):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_value_is_the_same_whatever_stands_beside_it(seed: int):
+def test_a_value_does_not_depend_on_its_neighbours(seed: int):
     make, shape = Maker(100 + seed), JsonShape(COLUMNS)
     values = [make.record(COLUMNS) for _ in range(1_500)]
     alone = [shape.decode([value]) for value in values]

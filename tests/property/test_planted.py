@@ -207,7 +207,7 @@ def test_files_that_are_only_described_are_described_as_those_that_are_written(
     assert described(real=True) == described(real=False)
 
 
-def test_a_seed_tells_one_story(tmp_path: Path):
+def test_a_seed_gives_the_same_run_every_time(tmp_path: Path):
     one, two = (lake.History(tmp_path / name, 11).live() for name in "ab")
     assert one.diary == two.diary
     for name, table in one.tables.items():

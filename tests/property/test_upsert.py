@@ -235,7 +235,7 @@ def test_a_key_that_two_tasks_have_is_seen(tasks: list[list[int]]):
         assert set(tasks[one]) & set(tasks[other])
 
 
-def test_a_task_that_writes_by_itself_tells_its_keys(tmp_path):
+def test_a_task_that_writes_by_itself_reports_its_keys(tmp_path):
     of = plan(str(tmp_path), key("id", pa.int64()))
     sent = [
         changes(of, [record({"id": n}, p, at, 0, n) for at, n in enumerate(ids)])

@@ -213,7 +213,7 @@ def test_what_is_planted_is_found_at_its_key_and_nothing_else(
     assert str(key[0]) in str(difference)
 
 
-def test_a_difference_says_where_it_is_and_whose_row_stands_there():
+def test_a_difference_names_its_place_and_the_row_found_there():
     records = [record(0, 3, 1, 1), record(0, 4, 2, 2)]
     oracle = Oracle(records, key=("id",))
     taken = [snapshot(1, {("t", 0): (0, 4)}), snapshot(2, {("t", 0): (4, 5)})]

@@ -311,7 +311,7 @@ def test_files_whose_keys_do_not_meet_are_not_opened(tmp_path, monkeypatch):
     assert sorted(maxima.rows()) == [(103, 100), (108, 100)]
     assert len(read) == 1
     gone = replace(lake.now.known[0], files=(FileBounds(str(tmp_path / "gone.parquet"), (None,)),))
-    with pytest.raises(Conflict, match="it is gone since the files were listed"):
+    with pytest.raises(Conflict, match="it was removed after the files were listed"):
         highest([gone], pl.DataFrame({"key 0": [1]}))
 
 

@@ -201,7 +201,7 @@ class Server:
 def refusal(history: Iterator[Snapshot], since: int) -> str | None:
     newest = next(history, None)
     if newest is None or newest.id != since:
-        return f"snapshot {since} is not the newest one any more"
+        return f"snapshot {since} is no longer the newest one"
     return None
 
 
@@ -236,7 +236,7 @@ class Table:
             raise IdentityMismatch(f"cannot refresh table {self.name}: it is gone")
         if current.uuid != self.uuid:
             raise IdentityMismatch(
-                f"cannot go on with table {self.name}: it was dropped and made again"
+                f"cannot commit to table {self.name}: it was dropped and recreated"
             )
         stale = self._client.stale
         if stale and current.version > self.meta.version and self._world.chance() < stale:

@@ -438,7 +438,7 @@ class Oracle:
         unsure |= "nothing shows" in str(error)
         if unsure and self.bridged and self.server.kept < 100:
             return True
-        if self.emptied and self.server.kept < 100 and "does not lead there" in str(error):
+        if self.emptied and self.server.kept < 100 and "to there were expired" in str(error):
             return True  # neither a staged batch nor an entry has what the index lacks
         if before and isinstance(error, (Expired, IdentityMismatch)) and self._missed(error):
             return True

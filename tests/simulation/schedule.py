@@ -392,7 +392,7 @@ class Schedule:
             return  # one victim: what a run makes of it is easier to see
         meta, branch = self.server.tables[name], self.branches[name]
         head = meta.head(branch)
-        self.world.say(f"somebody: {act} {name}")
+        self.world.say(f"other: {act} {name}")
         getattr(self, f"_hand_{act}")(name, meta, branch, head)
 
     def _change(self, name: str, meta: Meta, branch: str, change: Any) -> None:
@@ -622,7 +622,7 @@ class Schedule:
         if not away or self.extra.random() > BACK:
             return False
         name = self.extra.choice(away)
-        self.world.say(f"somebody: renames {name} back")
+        self.world.say(f"other: renames {name} back")
         tables[name] = tables.pop(f"{name}_old")
         self.server.past[name] = self.server.past.pop(f"{name}_old")
         self.oracle.undo(name, "renamed")

@@ -325,7 +325,7 @@ def test_our_own_does_not(make: Callable[..., Upserted], version: int):
         return done
 
     keeper = table.compaction(run=run)
-    assert "not the newest one any more" in keeper.run_due()
+    assert "no longer the newest one" in keeper.run_due()
     assert sorted(table.model.values()) == expected
     table.check()
     left = list(Path(table.table.location.removeprefix("file:")).rglob("frazil-s-1-*"))
@@ -357,9 +357,7 @@ def test_what_lands_at_the_last_moment_is_seen_by_the_commit_itself(
     own = table.catalog.load(table.name)
     assert own is not None
     assert base is not None
-    with pytest.raises(
-        CommitStateUnknown, match=r"is not the newest one any more|found new delete"
-    ):
+    with pytest.raises(CommitStateUnknown, match=r"is no longer the newest one|found new delete"):
         own.replace(old, new, Late(), branch="main", since=base.id, leftovers=[])
     table.check()
 
@@ -405,7 +403,7 @@ def test_a_run_that_was_taken_over_from_rewrites_nothing(make: Callable[..., Ups
     assert table.newest == before
 
 
-def test_an_answer_that_was_lost_is_looked_for_in_the_table(make: Callable[..., Upserted]):
+def test_a_lost_answer_is_searched_in_the_table(make: Callable[..., Upserted]):
     table = make()
     for value in "xyz":
         table.upsert([(1, "a", value), (ord(value), "a", value)])

@@ -552,9 +552,7 @@ def test_a_table_is_made_with_every_transform_an_order_and_identifier_fields(
     assert len(subject.rows()) == 2
 
 
-def test_whoever_makes_it_second_gets_the_table_that_is_there(
-    make: Callable[..., Subject], catalog: str
-):
+def test_the_second_creator_gets_the_existing_table(make: Callable[..., Subject], catalog: str):
     subject = make({"id": INT}, catalog)
     again = subject.create({"id": LONG, "x": INT})
     assert again.uuid == subject.table.uuid

@@ -8,7 +8,7 @@ from typing import Any
 from frazil.config.spark_settings import STATIC, of_process
 
 
-def test_workers_have_no_archive_to_look_over_before_each_task(spark: Any):
+def test_workers_check_no_archive_before_each_task(spark: Any):
     def archives(_: int) -> Iterator[str]:
         import sys
 

@@ -140,7 +140,7 @@ def test_a_topic_that_was_dropped_and_made_again_is_not_read_on(
     produce(b, name, numbered(again, 1000))
     error = stopped(config, spark)
     assert isinstance(error, IdentityMismatch)
-    assert f"topic {name} was dropped and made again; expected topic id" in error.message
+    assert f"topic {name} was dropped and recreated; expected topic id" in error.message
     assert lake.query(f"db.{name}", "count(*)") == [(10,)]
 
 
@@ -302,8 +302,11 @@ def test_an_unknown_key_is_refused_with_the_nearest_known_one(frazil: Any, tmp_p
 @pytest.mark.parametrize(
     ("sections", "reason"),
     [
-        ({"kafka": {"auto.offset.reset": "earliest"}}, "a position that is gone must stop"),
-        ({"kafka": {"sasl.password": "hunter2"}}, "a secret stands in the config"),
+        (
+            {"kafka": {"auto.offset.reset": "earliest"}},
+            "a position that Kafka no longer has must stop",
+        ),
+        ({"kafka": {"sasl.password": "hunter2"}}, "a secret is written in the config"),
         ({"kafka": {"failOnDataLoss": "false"}}, "a lost range must stop the stream"),
     ],
 )

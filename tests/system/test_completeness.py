@@ -269,7 +269,7 @@ def test_a_partition_that_is_idle_holds_the_others_back_no_more(
 # ── a dropped column, several tables, DataFrames ─────────────────────────────────────────────────
 
 
-def test_an_index_that_lost_the_column_gets_it_again_and_knows_where_partitions_stand(
+def test_an_index_that_lost_the_column_gets_it_back_with_the_event_times_of_partitions(
     broker: Broker, lake: Lake, spark: Any, name: str, make_config: Make
 ):
     create_topic(broker.bootstrap, name, 2)

@@ -448,7 +448,7 @@ def test_an_empty_topic_has_no_columns_to_read_unless_a_schema_names_them(
     broker: Broker, spark: Any, name: str, make_config: Make, tmp_path: Path
 ):
     create_topic(broker.bootstrap, name, 1)
-    with pytest.raises(ConfigError, match=f"columns of {name}: there is no record in it yet"):
+    with pytest.raises(ConfigError, match=f"columns of {name}: it has no records yet"):
         frazil.read(spark, make_config(decode={"format": "json"}))
     schema = tmp_path / "row.avsc"
     fields = [{"name": "n", "type": "long"}]
@@ -675,7 +675,9 @@ def test_files_that_arrive_are_read_once_with_a_checkpoint_and_not_without(
         return written(files.json(str(folder)), name, **more)
 
     arrive(0)
-    with pytest.raises(ConfigError, match=r"source FileSource.* keeps its place in Spark's check"):
+    with pytest.raises(
+        ConfigError, match=r"source FileSource.* keeps its position in Spark's check"
+    ):
         sink().start()
     assert snapshots(lake, f"db.{name}", f"db.{name}_index") == []
     for run in range(2):
@@ -764,7 +766,7 @@ def test_several_sources_in_one_query_are_proven_side_by_side(
 # ── what Spark makes of the rows ─────────────────────────────────────────────────────────────────
 
 
-def test_rows_that_stand_for_no_single_record_are_proven_by_batch(
+def test_rows_of_several_records_are_proven_by_batch(
     broker: Broker, lake: Lake, spark: Any, name: str, make_config: Make, shared: str
 ):
     config = make_config(decode={"format": "json"}, sink={"topics": [shared]})
@@ -1017,7 +1019,7 @@ def test_a_sink_may_get_a_transform_and_lose_it_again_and_get_none_that_keeps_st
     assert fates(table_report, name) == {"written": 20, "skipped": 4}
     state = frazil.read(spark, plain).select("n", "k", *ORIGIN.split(", ")).dropDuplicates(["n"])
     with pytest.raises(
-        IdentityMismatch, match=r"fed by a query without state .* and this one keeps some"
+        IdentityMismatch, match=r"written by a stateless query .* this query is stateful"
     ):
         written(state, name, checkpoint_location=str(tmp_path / "checkpoint")).start()
 
@@ -1059,7 +1061,7 @@ def test_the_beginning_of_a_stream_does_not_move_with_a_restart(
     assert rows == [(o,) for o in range(5, 12)], "records between two runs were skipped in silence"
 
 
-def test_a_topic_that_was_dropped_and_made_again_is_foreign_whoever_reads_it(
+def test_a_recreated_topic_is_foreign_to_every_source(
     broker: Broker, lake: Lake, spark: Any, name: str, make_config: Make
 ):
     b = broker.bootstrap
@@ -1080,7 +1082,7 @@ def test_a_topic_that_was_dropped_and_made_again_is_foreign_whoever_reads_it(
     eventually(lambda: made(b, name), "the topic is made again")
     produce(b, name, orders(20, 100))
     for start in (lambda: catch_up(config, spark), spark_reads):
-        with pytest.raises(IdentityMismatch, match=f"topic {name} was dropped and made again"):
+        with pytest.raises(IdentityMismatch, match=f"topic {name} was dropped and recreated"):
             start()
     assert snapshots(lake, *tables) == before
 
@@ -1198,7 +1200,7 @@ def test_a_query_with_state_goes_on_with_its_checkpoint_and_with_no_other(
     )
     plain = frazil.read(distinct.spark, distinct.config).select("n", "_offset")
     distinct.refused(
-        IdentityMismatch, "belongs to a query that kept state", written(plain, distinct.name)
+        IdentityMismatch, "was written by a stateful query", written(plain, distinct.name)
     )
     assert distinct.numbers() == list(range(15))
 
@@ -1338,7 +1340,7 @@ REFUSED = {
     "no checkpoint": (
         deduplicated,
         ConfigError,
-        "Deduplicate keeps state.*it needs a checkpoint that lasts",
+        "Deduplicate keeps state.*it needs a permanent checkpoint",
     ),
     "loss": (lossy, ConfigError, "source kafka: failOnDataLoss is false; a lost range must stop"),
 }
@@ -1359,7 +1361,8 @@ def test_a_dataframe_that_cannot_be_written_is_refused_and_nothing_is_made(
 
 @pytest.mark.parametrize("mode", ["update", "complete"])
 def test_an_output_mode_that_replaces_rows_is_refused(spark: Any, name: str, mode: str):
-    with pytest.raises(ConfigError, match=f"'{mode}': it replaces rows.* the table is append-only"):
+    refused = f"'{mode}': it replaces existing rows.* the table is append-only"
+    with pytest.raises(ConfigError, match=refused):
         written(rate(spark), name, output_mode=mode)
 
 
@@ -1380,7 +1383,7 @@ def test_of_two_sinks_with_one_id_the_second_is_refused_and_the_first_goes_on(
 ):
     with living(written(rate(spark), name)) as first:
         eventually(lambda: batches(first) >= 1, "a batch is committed", sink=first)
-        with pytest.raises(ConfigError, match=f"sink {name}: this process runs a sink of that id"):
+        with pytest.raises(ConfigError, match=f"sink {name}: this process already runs a sink"):
             written(rate(spark), name).start()
         before = batches(first)
         eventually(lambda: batches(first) > before + 1, "the first goes on", sink=first)

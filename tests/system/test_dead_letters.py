@@ -174,7 +174,7 @@ def test_a_table_that_rejected_a_record_gets_it_and_no_other_table_does(
 def test_a_dead_letter_goes_to_all_of_its_tables_or_stays(
     broker: Broker, spark: Any, lake: Lake, name: str, make_config: Make
 ):
-    """Both tables rejected it, one of them takes it now: it would be there twice next time."""
+    """Both tables rejected it, one of them takes it now: it would be written twice next time."""
     create_topic(broker.bootstrap, name, 1)
     one, other = f"db.{name}_one", f"db.{name}_other"
     sections: Any = {
@@ -232,7 +232,7 @@ def where(rows):
 """
 
 
-def test_a_function_that_is_mended(
+def test_a_function_that_is_fixed(
     broker: Broker, spark: Any, lake: Lake, name: str, make_config: Make, tmp_path: Path
 ):
     create_topic(broker.bootstrap, name, 1)
@@ -436,7 +436,7 @@ def test_notes_that_are_gone_or_rolled_back_are_not_guessed(
     with files_as_they_are(lake, notes), pytest.raises(Gap, match="rolled back"):
         replay(rejected, spark)
     spark.sql(f"DROP TABLE lake.{notes}")
-    with pytest.raises(IdentityMismatch, match="it is gone"):
+    with pytest.raises(IdentityMismatch, match="it does not exist"):
         replay(rejected, spark)
     assert len(ids(lake, f"db.{name}")) == 2 + 2
 

@@ -309,7 +309,7 @@ def test_a_run_that_is_fenced_while_it_merges_changes_nothing(
     assert run.folder("data") == run.referred(spark, "all_data_files", "file_path")
 
 
-def test_rows_that_somebody_deletes_do_not_come_back(run: IndexRun, spark: Any, lake: Lake):
+def test_deleted_index_rows_do_not_come_back(run: IndexRun, spark: Any, lake: Lake):
     """H6: while files are merged; and where they are hidden by a delete file already."""
     spark.sql(
         f"ALTER TABLE lake.{run.name} SET TBLPROPERTIES ('write.delete.mode'='merge-on-read')"
@@ -516,7 +516,7 @@ def index_rows(lake: Lake, name: str) -> set[tuple[Any, ...]]:
     return set(rows)
 
 
-def test_rows_that_somebody_deleted_are_rebuilt_and_l13_other_partitions_stay_proven(
+def test_deleted_index_rows_are_rebuilt_and_l13_other_partitions_stay_proven(
     broker: Broker, lake: Lake, spark: Any, name: str, write_toml: Callable[..., Path]
 ):
     create_topic(broker.bootstrap, name, 3)
@@ -567,7 +567,7 @@ def test_an_index_whose_tag_and_entries_were_removed_is_refused_and_can_be_repai
         "older_than => TIMESTAMP '2100-01-01 00:00:00')"
     )
     for _ in range(2):  # the claim of the first is there when the second comes
-        with pytest.raises(Expired, match=rf"rows of sink {name}, and its ledger, .* is gone"):
+        with pytest.raises(Expired, match=rf"rows of sink {name}, but not its ledger"):
             catch_up(config, spark)
     assert index_rows(lake, name) == before
     spark.sql(f"DELETE FROM lake.{table} WHERE sink = '{name}'")

@@ -28,7 +28,7 @@ ODD = [
 ]
 
 
-def test_odd_records_in_the_batch_that_makes_a_table_cost_nobody_else_anything(
+def test_odd_records_in_the_batch_that_creates_a_table_cost_no_other_record(
     broker: Broker, spark: Any, lake: Lake, name: str, make_config: Make
 ):
     create_topic(broker.bootstrap, name, 1)

@@ -197,7 +197,7 @@ def test_a_topic_that_was_made_again_is_adopted_and_both_stay_provable(
     first = topic_records(b, name)
     make_again(b, name, 1)
     produce(b, name, numbered(records, 1000))
-    with pytest.raises(IdentityMismatch, match="was dropped and made again") as caught:
+    with pytest.raises(IdentityMismatch, match="was dropped and recreated") as caught:
         Sink(config).start(spark)
     assert options(caught.value.hint) == ["--topic", name]
     with pytest.raises(IdentityMismatch, match="ends before the position"):
@@ -331,7 +331,7 @@ def test_where_a_decision_dies_it_is_done_or_undone_and_a_running_sink_is_fenced
             alive.wait_until({part(name, 0): end + 1}, WITHIN)
 
 
-def test_of_several_tables_the_stream_tells_of_the_loss_and_upserts_go_on(
+def test_with_several_tables_the_index_records_the_loss_and_upserts_continue(
     broker: Broker, lake: Lake, spark: Any, name: str, make_config: Make
 ):
     b = broker.bootstrap

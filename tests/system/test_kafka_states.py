@@ -162,7 +162,7 @@ def test_a_log_that_lost_its_tail_and_grew_again_is_not_read_on(states: Broker):
         marks = planner.watermarks(partitions)
         assert marks.end[where] == 20, "it has grown beyond the position"
         with pytest.raises(
-            IdentityMismatch, match=r"grew again: truncated\[0\] \[0, 10\) were read"
+            IdentityMismatch, match=r"truncated and overwritten: truncated\[0\] \[0, 10\) were read"
         ) as stop:
             planner.require(position, marks)
         assert "frazil offsets seek CONFIG --to truncated:0:0" in stop.value.hint
@@ -241,7 +241,7 @@ def test_a_sink_stops_at_such_a_log_and_reads_the_other_records_after_a_rebase(
     lose_the_log(states, name)
     send(kafka, name, [f"new-{i}" for i in range(20)])
     with pytest.raises(
-        IdentityMismatch, match=rf"grew again: {name}\[0\] \[0, 10\) were read"
+        IdentityMismatch, match=rf"truncated and overwritten: {name}\[0\] \[0, 10\) were read"
     ) as stop:
         Sink(config).start(spark)
     seen = evidence.against_kafka(
@@ -294,7 +294,9 @@ def test_a_sink_with_a_transform_stops_at_such_a_log_and_at_no_other_change_of_l
 
     lose_the_log(states, name)
     send(kafka, name, [f"new-{i}" for i in range(20)])
-    with pytest.raises(IdentityMismatch, match=rf"grew again: {name}\[0\] \[0, 10\) were read"):
+    with pytest.raises(
+        IdentityMismatch, match=rf"truncated and overwritten: {name}\[0\] \[0, 10\) were read"
+    ):
         Sink(config).start(spark)
     seen = evidence.against_kafka(
         config, index.open_readonly, evidence.of_sink(config, index.open_readonly)
@@ -333,7 +335,9 @@ def test_a_dataframe_of_our_own_source_stops_at_such_a_log_and_goes_on_over_a_re
     run_to(10)
     lose_the_log(states, name)
     send(kafka, name, [f"new-{i}" for i in range(20)])
-    with pytest.raises(IdentityMismatch, match=rf"grew again: {name}\[0\] \[0, 10\) were read"):
+    with pytest.raises(
+        IdentityMismatch, match=rf"truncated and overwritten: {name}\[0\] \[0, 10\) were read"
+    ):
         run_to(20)
     assert lake.query(f"db.{name}", "count(*), max(_offset)") == [(10, 9)]
 

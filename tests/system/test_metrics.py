@@ -69,7 +69,7 @@ def orders(count: int, start: int = 0) -> list[bytes]:
     return [json.dumps({"id": i, "kind": "a" if i % 5 else "b"}).encode() for i in numbers]
 
 
-def test_metrics_tell_what_a_run_did_and_spark_counts_records(
+def test_metrics_show_what_a_run_did_and_spark_counts_records(
     broker: Broker, spark: Any, name: str, make_config: Callable[..., Config]
 ):
     create_topic(broker.bootstrap, name, 2)

@@ -199,7 +199,7 @@ def test_locate_finds_batch_snapshot_and_files_without_a_jvm(
     assert code == 0, errors
     assert by_name["batches"] == answer["batches"]
     code, outside, _ = frazil_locate(str(path), name, "0", "60")
-    assert (code, outside["reason"]) == (3, f"not read yet: sink {name} stands at 60")
+    assert (code, outside["reason"]) == (3, f"not read yet: sink {name} is at 60")
 
     spark.sql(
         f"CALL lake.system.expire_snapshots(table => 'db.{name}', retain_last => 1, "
@@ -230,14 +230,14 @@ def test_a_table_as_of_an_offset_or_a_cut(
     assert [rows(config, name, 0, offset) for offset in (0, 19, 20, 59)] == [40, 40, 80, 120]
     assert rows(config, cut={name: {"0": 20, "1": 21}}) == 80
     assert rows(f"db.{name}", name, 1, 5) == 40
-    with pytest.raises(ConfigError, match=rf"sink {name} stands at {name}\[0\]@60"):
+    with pytest.raises(ConfigError, match=rf"sink {name} is at {name}\[0\]@60"):
         frazil.as_of(spark, config, name, 0, 60)
     with pytest.raises(ConfigError, match="no snapshot of it has these partitions"):
         frazil.as_of(spark, config, "other", 0, 1)
     with pytest.raises(ConfigError, match="does not exist"):
         frazil.as_of(spark, f"db.{name}_none", name, 0, 1)
     for wrong in ((), (name,), (name, 0)):
-        with pytest.raises(ConfigError, match="cannot tell as of what"):
+        with pytest.raises(ConfigError, match="cannot read a table as of a cut"):
             frazil.as_of(spark, config, *wrong)
     spark.sql(
         f"CALL lake.system.expire_snapshots(table => 'db.{name}', retain_last => 1, "

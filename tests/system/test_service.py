@@ -118,14 +118,14 @@ def test_sinks_of_a_folder_share_a_process_and_no_trouble(
             process.says(f"sink {sink}: batch 0 committed: {rows} rows")
 
         produce(broker.bootstrap, sinks.topic("broken"), [b"not json"])
-        process.says("sink broken: failed, and stays so until a person acts: cannot decode")
+        process.says("sink broken: failed; an operator must act: cannot decode")
 
         sinks.define("added")
         process.says("sink added: batch 0 committed: 20 rows")
         sinks.file("removed").rename(sinks.folder / "renamed.toml")
         process.says("sink removed: defined by renamed.toml now")
         (sinks.folder / "renamed.toml").unlink()
-        process.says("sink removed: stopping: renamed.toml does not define it any more")
+        process.says("sink removed: stopping: renamed.toml no longer defines it")
         sinks.define("edited", sink={"max_pending_batches": 7})
         process.says("sink edited: [sink] max_pending_batches changed: in effect now")
         topics = [sinks.topic("edited"), sinks.topic("later")]

@@ -92,7 +92,7 @@ def test_a_file_of_statements_becomes_rows_and_a_proof(
         process.says(f"sink {name}: batch 0 committed: 40 rows")
         report = execute(tmp_path, f"ALTER SINK {name} SET (MAX PENDING BATCHES 7)")
         assert report["effects"] == [
-            f"sink {name} goes on without a restart: [sink] max_pending_batches changed",
+            f"sink {name} continues without a restart: [sink] max_pending_batches changed",
             "the process that runs these definitions takes it over in seconds",
         ]
         process.says(f"sink {name}: [sink] max_pending_batches changed: in effect now")
@@ -113,7 +113,7 @@ def test_a_file_of_statements_becomes_rows_and_a_proof(
         assert audited["verdict"] == "proven"
         assert (described["state"], described["run_by_a_process"]) == ("running", True)
         execute(tmp_path, f"DROP SINK {name}")
-        process.says(f"sinks/{name}.sql does not define it any more")
+        process.says(f"sinks/{name}.sql no longer defines it")
         code, _ = process.end()
     finally:
         process.kill()
@@ -163,7 +163,7 @@ def test_no_change_in_a_table_is_lost(spark: Any, lake: Lake, name: str):
     store = shared(lake, name)
     before = store.read()
     apply(shared(lake, name), read_statements("CREATE SECRET other AS 'env:B'")[0])
-    with pytest.raises(Conflict, match="somebody just did"):
+    with pytest.raises(Conflict, match="another process changed them"):
         store.write(before, {"x.sql": "CREATE SECRET x AS 'env:X';\n"})
 
     class Beaten(DefinitionTable):
@@ -188,7 +188,7 @@ def test_no_change_in_a_table_is_lost(spark: Any, lake: Lake, name: str):
     config = lake.config(name, name, "none:1")
     beaten = Beaten(f"db.{name}_definitions", config, lambda _: None)
     current: StoredTexts = beaten.read()
-    with pytest.raises(Conflict, match="somebody just did"):
+    with pytest.raises(Conflict, match="another process changed them"):
         beaten.write(current, {"x.sql": "CREATE SECRET x AS 'env:X';\n"})
     statements = [f"CREATE SECRET s{number} AS 'env:S'" for number in range(3)]
     threads = [

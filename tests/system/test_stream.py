@@ -336,7 +336,7 @@ def test_a_large_range_is_split_over_tasks(
 
 
 @pytest.mark.long
-def test_a_checkpoint_that_is_lost_old_or_somebody_elses_changes_nothing(
+def test_a_lost_old_or_foreign_checkpoint_changes_nothing(
     broker: Broker, lake: Lake, spark: Any, name: str, make_config: Make, tmp_path: Path
 ):
     """The table is the checkpoint."""

@@ -429,7 +429,7 @@ def test_a_commit_of_others_that_counts_nothing_may_have_done_anything(operation
     assert history.report().verdict == "cannot_tell"
 
 
-def test_where_nobody_tells_what_others_brought_all_of_it_is_in_doubt():
+def test_unknown_rows_of_others_put_the_whole_table_in_doubt():
     history = rewritten()
     evidence = Evidence("db.t", history.snapshots[::-1], files=history.files)
     (report,) = audit(evidence)
@@ -482,7 +482,7 @@ def test_an_expired_history_is_not_called_proven():
     ]
 
 
-def test_an_expired_history_is_said_not_to_tell_instead_of_blaming_the_rows():
+def test_an_expired_history_is_reported_instead_of_blaming_the_rows():
     assert expired(whole(), 2).report().verdict == "cannot_tell"
 
 
@@ -735,7 +735,7 @@ def frames() -> History:
     return history
 
 
-def test_rows_that_stand_for_several_records_prove_batches():
+def test_rows_of_several_records_prove_batches():
     report = frames().report()
     assert (report.verdict, report.proves, report.written) == ("proven", "batches", 5)
 
@@ -1041,7 +1041,7 @@ def test_rows_that_are_missing_or_there_twice_are_found_by_reading_them(
     assert where in report.partitions[0].ranges(kind)
 
 
-def test_rows_where_nobody_wrote_any_are_found_by_reading_them():
+def test_rows_that_no_sink_wrote_are_found_by_reading_them():
     report = heard(numbered(), deep=rows_of((A, [*range(12), 99]), (B, range(7))))
     assert report.verdict == "unaccounted"
 
@@ -1091,7 +1091,7 @@ def test_of_an_upsert_table_changes_are_proven_though_its_deletes_hide_rows():
     assert report.partitions[0].counts == OutcomeCounts(11, merged=9)
 
 
-def test_of_an_upsert_table_whose_batches_were_expired_the_claim_that_is_left_tells_what_it_is():
+def test_the_remaining_claim_shows_an_upsert_table_whose_batches_were_expired():
     history = upserted()
     rows = indexed(history)
     history.files, history.deletes = [DataFile("/g", 7, None, (0, 19))], 0
@@ -1176,7 +1176,7 @@ def test_of_an_upsert_table_that_was_rolled_back_compacted_and_expired_nothing_i
     assert heard(history, **given, behind={"s": True}).verdict == "proven"
 
 
-def test_of_an_append_table_rolled_back_compacted_and_expired_the_files_tell():
+def test_the_files_show_that_an_append_table_was_rolled_back_compacted_and_expired():
     history = numbered()
     rows, tagged = indexed(history), history.snapshots[-1]
     kept = [f for f in history.files if f.offsets and f.offsets[1] < 9]
@@ -1295,7 +1295,7 @@ def test_of_rows_without_single_offsets_the_whole_table_stays_in_doubt():
     )
     (report,) = audit(evidence)
     assert report.verdict == "cannot_tell"
-    assert "into the table (snapshot 2, overwrite" in str(report.findings[0])
+    assert "of the table (snapshot 2, overwrite" in str(report.findings[0])
 
 
 def test_an_upsert_table_stays_in_doubt_when_the_sink_expires_what_others_brought():

@@ -108,7 +108,7 @@ def test_bounds_cover_every_value_whatever_the_row_groups_and_metrics_modes(tmp_
             assert (low, high) == (None, None)
 
 
-def test_a_footer_tells_whether_bounds_of_a_manifest_cover_a_column(tmp_path: Path):
+def test_a_footer_shows_whether_bounds_of_a_manifest_cover_a_column(tmp_path: Path):
     small = {"write.parquet.row-group-size-bytes": "1"}
     fact = described(tmp_path, pa.string(), ["m"], ["z" * 5000], **small)
     extent = extents(pq.ParquetFile(fact["file-path"]).metadata)[1]

@@ -214,7 +214,7 @@ def test_numbers_are_what_avro_makes_of_them(chaos: Any):
     assert read == {"id": 49_999 + chaos.BASE, "n": 2**32 + chaos.BASE}
 
 
-def test_the_producer_ends_when_there_are_as_many_records_as_there_shall_be(
+def test_the_producer_ends_at_the_requested_number_of_records(
     chaos: Any, monkeypatch: pytest.MonkeyPatch
 ):
     """Also where the last kills were quicker than it was."""

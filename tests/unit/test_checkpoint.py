@@ -115,7 +115,7 @@ def test_a_text_too_long_for_a_ledger_is_stored_as_its_digest_where_it_is_only_c
     assert sources(log([long]).after(0)) == [long], "a new run must be able to begin there"
 
 
-def test_a_source_that_has_brought_nothing_yet_stands_at_its_beginning_or_nowhere():
+def test_a_source_without_batches_is_at_its_beginning_or_has_no_position():
     place = log(["-", ours(Cut({A: 1}))]).after(0)
     assert place.cut == Cut({A: 1})
     assert sources(place) == [None, {"frazil": ["orders"]}]
@@ -124,7 +124,7 @@ def test_a_source_that_has_brought_nothing_yet_stands_at_its_beginning_or_nowher
     assert place.cut == Cut({A: 1, C: 7})
 
 
-def test_two_sources_stand_beside_each_other_in_their_order():
+def test_two_sources_keep_their_order():
     one, other = ours(Cut({A: 5}), orders="id-1"), ours(Cut({C: 2}), other="id-2")
     place = log([one, RATE, other, '{"third":{"0":4}}']).after(0)
     assert place.cut == Cut({A: 5, C: 2, Partition("third", 0): 4})
@@ -188,7 +188,7 @@ def test_before_a_batch_is_after_the_one_before_it():
     assert made.before(1) != made.after(1)
 
 
-def test_before_its_first_batch_our_own_source_stands_at_its_start():
+def test_before_its_first_batch_our_own_source_is_at_its_start():
     made = log([ours(Cut({A: 9, B: 4}), start=Cut({A: 5, B: 4}), orders="id-1")])
     assert made.before(0).cut == Cut({A: 5, B: 4})
     assert made.before(0).topics == {"orders": "id-1"}
@@ -197,14 +197,14 @@ def test_before_its_first_batch_our_own_source_stands_at_its_start():
 NOTE = '\0v1\n{"orders":{"0":5}}'  # a zero byte stands before the version
 
 
-def test_before_its_first_batch_sparks_kafka_source_stands_where_its_own_note_says():
+def test_before_its_first_batch_sparks_kafka_source_is_at_its_recorded_position():
     notes = {"sources/0/0": NOTE, "sources/1/0": "\0v1\n17", "sources/2/0": NOTE.replace("s", "x")}
     made = log(['{"orders":{"0":9}}', RATE, '{"orderx":{"0":9}}'], **notes)
     assert made.before(0).cut == Cut({A: 5, Partition("orderx", 0): 5})
     assert sources(made.before(0)) == [{"kafka": ["orders"]}, None, {"kafka": ["orderx"]}]
 
 
-def test_before_its_first_batch_an_iceberg_table_stands_where_its_own_note_says():
+def test_before_its_first_batch_an_iceberg_table_is_at_its_recorded_position():
     made = log(
         [ICEBERG], **{"sources/0/offsets/0": ICEBERG.replace('"position":2', '"position":0')}
     )
@@ -218,7 +218,7 @@ def test_notes_that_cannot_be_distinguished_are_not_used():
     assert sources(twice.before(0)) == [None, None]
 
 
-def test_before_their_first_batch_other_sources_stand_nowhere():
+def test_before_their_first_batch_other_sources_have_no_position():
     made = log([FILE, RATE], **{"sources/0/0": f"v1\n{FILE}", "sources/1/0": "v1\n1700000000000"})
     assert made.before(0).cut == Cut()
     assert sources(made.before(0)) == [None, None]

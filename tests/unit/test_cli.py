@@ -443,7 +443,7 @@ def test_the_version_is_printed(capfd: Any, monkeypatch: pytest.MonkeyPatch):
     assert "--install-completion" in says(capfd, monkeypatch, "--help")[1]
 
 
-def test_config_explain_tells_where_each_setting_comes_from(
+def test_config_explain_names_the_origin_of_each_setting(
     tmp_path: Path, capfd: Any, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("FRAZIL_SINK__UNAVAILABLE_TIMEOUT", "7s")
@@ -476,7 +476,7 @@ def test_an_unknown_error_is_a_sentence_and_a_file(
         commands.main()
     assert end.value.code == 1
     err = capfd.readouterr().err
-    assert err.startswith("frazil: cannot go on: ZeroDivisionError: division by zero\n")
+    assert err.startswith("frazil: unexpected error: ZeroDivisionError: division by zero\n")
     assert "Traceback" not in err
     (file,) = tmp_path.glob("frazil-error-*.txt")
     assert str(file) in err

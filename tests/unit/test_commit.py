@@ -216,7 +216,7 @@ def fail_to_tag(table: FakeTable, *answers: str) -> list[int]:
 
 
 @pytest.mark.parametrize(("answers", "tries"), [(["lost"], 1), (["dropped", "dropped"], 3)])
-def test_a_tag_whose_answer_was_lost_is_looked_up_and_a_missing_one_is_set_again(
+def test_a_tag_whose_answer_was_lost_is_read_back_and_a_missing_one_is_set_again(
     answers: list[str], tries: int
 ):
     table = FakeTable()
@@ -309,7 +309,7 @@ def test_expiry_without_a_tag_stops_and_with_one_goes_on():
         {k: (dict(v) if isinstance(v, dict) else v) for k, v in vars(table).items()}
     )
     bare.expire()
-    with pytest.raises(Expired, match="what is not found may have been committed"):
+    with pytest.raises(Expired, match="cannot prove that table"):
         put(target(bare, 2), batch(5, 9, "b"))
     committer.set_tag(tagged)
     table.expire()
@@ -364,7 +364,7 @@ def test_a_sequence_number_is_no_proof_that_the_tagged_snapshot_is_an_ancestor(
     """The tag is older than all that is left, and the branch was rolled back behind it."""
     table = rolled_back_and_expired(metadata_kept, keys)
     committer = target(table, 1 if running else 2)
-    words = r"found a with orders\[0\] \[0, 5\)" if metadata_kept else "holds everything below ord"
+    words = r"found a with orders\[0\] \[0, 5\)" if metadata_kept else "has all offsets below ord"
     if running:
         committer.seen, committer.end = "c", Cut({P: 15})
         with pytest.raises(Gap if metadata_kept else Expired, match=words):
@@ -373,7 +373,7 @@ def test_a_sequence_number_is_no_proof_that_the_tagged_snapshot_is_an_ancestor(
         committer.claim()  # on top of what is there; whoever begins looks whether that is enough
         assert committer.end == Cut({P: 5})
     else:
-        with pytest.raises(Expired, match=r"everything below orders\[0\]@15"):
+        with pytest.raises(Expired, match=r"all offsets below orders\[0\]@15"):
             committer.claim()
     tag_mismatch = committer.tag_mismatch()
     assert isinstance(tag_mismatch, Gap if metadata_kept else Expired)
@@ -381,7 +381,7 @@ def test_a_sequence_number_is_no_proof_that_the_tagged_snapshot_is_an_ancestor(
 
 
 @pytest.mark.parametrize("keys", [None, 5])
-def test_maintenance_by_others_is_no_reason_to_stop_where_earlier_metadata_tells_of_it(
+def test_maintenance_by_others_does_not_stop_a_sink_if_earlier_metadata_shows_it(
     keys: int | None,
 ):
     table = FakeTable()
@@ -416,7 +416,7 @@ def test_without_earlier_metadata_the_newest_manifest_of_the_tagged_snapshot_pro
             put(committer, batch(5, 9, "b"))
             assert table.live()[-1] == "m-b"
             continue
-        with pytest.raises(Expired, match="nothing shows"):
+        with pytest.raises(Expired, match="cannot prove that table"):
             put(committer, batch(5, 9, "b"))
 
 
@@ -639,12 +639,12 @@ def test_a_claim_that_was_expired_and_then_passed_by_an_older_run_is_no_claim():
     assert claimed is not None
     expired(table)
     old.set_tag(old.commit(["m-b"], entry_of([batch(5, 9, "b")], "db.t", 1)))
-    with pytest.raises(Unavailable, match="epoch 1 went on"):
+    with pytest.raises(Unavailable, match="run of epoch 1 committed without"):
         heir.set_tag(claimed)
 
 
 @pytest.mark.parametrize("tagged", [True, False])
-def test_a_claim_sees_that_entries_were_expired_since_it_looked(tagged: bool):
+def test_a_claim_detects_entries_that_were_expired_after_its_read(tagged: bool):
     """The older run went on from the entry that was seen, and what it committed is gone."""
     table = FakeTable()
     old, heir = target(table), target(table, 2)
@@ -659,7 +659,7 @@ def test_a_claim_sees_that_entries_were_expired_since_it_looked(tagged: bool):
     table.race = went_on
     table.faults = ["race"]
     if not tagged:  # and nothing is left that tells of it
-        with pytest.raises(Expired, match="no tag"):
+        with pytest.raises(Expired, match="its tag was removed"):
             heir.claim()
         return
     claimed = heir.claim()
@@ -725,7 +725,7 @@ class Rig:
             raise Unavailable(self.committer.progress.trouble)
 
 
-def test_tables_are_looked_after_when_nothing_is_committed_any_more():
+def test_tables_are_maintained_when_nothing_is_committed_any_more():
     rig = Rig()
     called = threading.Semaphore(0)
     moments = [time.monotonic() + 0.02, None]
@@ -774,7 +774,9 @@ def test_a_batch_whose_staged_files_are_gone_is_not_committed(staged: str):
     rig.data.deleted = ["m-a"]
     if staged == "just now":  # it is not looked for each time
         return rig.commit(one)
-    with pytest.raises(Expired, match=r"orders\[0\] \[0, 5\).*1 of its staged files are gone, m-a"):
+    with pytest.raises(
+        Expired, match=r"orders\[0\] \[0, 5\).*1 of its staged files are missing, for example m-a"
+    ):
         rig.commit(one)
     assert rig.data.live() == []
     rig.data.deleted = []
@@ -787,7 +789,7 @@ def test_of_several_tables_one_that_lacks_staged_files_ends_the_run_that_cannot_
     rig = Rig()
     rig.committer.queue.alone = False
     rig.data.deleted = ["m-a"]
-    with pytest.raises(Expired, match="staged files are gone"):
+    with pytest.raises(Expired, match="staged files are missing"):
         rig.commit(batch(0, 5, "a"))
 
 
@@ -801,7 +803,7 @@ def test_staged_files_that_vanish_during_the_commit_are_named_as_such():
 
     rig.data.append = append  # type: ignore[method-assign]
     fresh = replace(batch(0, 5, "a"), staged_at_ms=int(time.time() * 1000))
-    with pytest.raises(Expired, match="staged files are gone") as stop:
+    with pytest.raises(Expired, match="staged files are missing") as stop:
         rig.commit(fresh)
     assert "Start the sink again" in stop.value.hint
 
@@ -824,7 +826,7 @@ def test_a_batch_rebuilt_from_the_ledger_is_refused_where_the_table_was_rolled_b
     rig.restart(epoch=2)
     rig.data.refs["main"] = next(s.id for s in rig.data.history("main") if s.parent is None)
     rig.targets[0]._set_seen(parse(next(rig.data.history("main")).summary))
-    with pytest.raises(Gap, match=r"orders\[0\] \[0, 5\).*no longer has them"):
+    with pytest.raises(Gap, match=r"orders\[0\] \[0, 5\).*lacks them now"):
         rig.commit(rebuilt(entry, "db.t", "uuid-1"))
     assert rig.data.live() == []
     assert rig.index.live() == []
@@ -892,7 +894,7 @@ def test_a_try_that_arrives_while_a_larger_group_is_tried_is_for_later_and_no_ov
     with pytest.raises(Unavailable):
         rig.commit(batch(0, 5, "a"))
     late.append, late.race, late.faults = append, arrives, ["race"]  # type: ignore[method-assign]
-    with pytest.raises(Unavailable, match=r"\[0, 5\) alone, was applied late"):
+    with pytest.raises(Unavailable, match=r"with only orders\[0\] \[0, 5\), was applied late"):
         rig.commit(batch(0, 5, "a"), batch(5, 9, "b", 1))
     rig.commit(batch(0, 5, "a"), batch(5, 9, "b", 1))
     assert rig.data.live() == ["m-a", "m-b"]
@@ -1055,7 +1057,7 @@ def test_a_batch_that_does_not_begin_at_the_ledgers_place_is_refused():
 
 
 def test_an_entry_never_begins_before_the_ledger_it_goes_on_from():
-    """An idle table's entry begins at its own end: what lies below that would be there twice."""
+    """An idle table's entry begins at its own end: what lies below that would be written twice."""
     with pytest.raises(Overlap, match=r"\[5, 9\) to table db.t: it has orders\[0\] \[5, 7\)"):
         entry_of([batch(5, 9, "b")], "db.t", 1, Cut({P: 7}))
     idle = entry_of([batch(5, 9, "b")], "db.t", 1, Cut({P: 2}))
@@ -1140,5 +1142,5 @@ def test_a_run_that_has_seen_an_entry_does_not_take_its_loss_for_a_new_table():
     table.add([], {})
     table.every.clear()
     table.expire()
-    with pytest.raises(Expired, match="what is not found may have been committed"):
+    with pytest.raises(Expired, match="cannot prove that table"):
         put(run, batch(5, 9, "b"))

@@ -443,7 +443,7 @@ def test_a_newer_run_on_one_table_stops_the_older_one_for_all(stream: Stream):
     assert stream.indexed == []
 
 
-def test_a_thread_that_is_fenced_tells_whoever_submits_or_waits():
+def test_a_fenced_thread_raises_in_the_threads_that_submit_or_wait():
     stream = Stream("db.a", "db.b")
     stream.committer.queue.clock = time
     TableCommitter(stream.tables["db.b"], "main", "s", 9, stream.clock).claim()
@@ -465,7 +465,7 @@ def test_files_that_were_staged_for_another_table_of_that_name_are_not_committed
     stream.tables["db.a"] = FakeTable("db.a", "another")
     stream.targets["db.a"] = TableCommitter(stream.tables["db.a"], "main", "s", 1, stream.clock)
     stream.round()
-    assert "dropped and made again" in stream.stuck["db.a"]
+    assert "dropped and recreated" in stream.stuck["db.a"]
     assert stream.live("a") == []
 
 
@@ -648,10 +648,10 @@ def test_a_run_that_was_fenced_does_not_wait_for_a_person():
     """It may have taken batches of the newer one, for tables that it knows nothing of."""
     stream = Stream("db.a")
     old = stream.committer
-    stream.unhealthy["db.a"] = IdentityMismatch("cannot commit to table db.a: it is not there")
+    stream.unhealthy["db.a"] = IdentityMismatch("cannot commit to table db.a: it does not exist")
     old.submit(stream.batch(a=3))
     old.round(old.queue.due())
-    assert "not there" in old.progress.trouble
+    assert "does not exist" in old.progress.trouble
     stream.begin_run()
     with pytest.raises(Fenced, match="this one is epoch 1"):
         old.round(["db.a"])
@@ -688,7 +688,7 @@ def test_without_topic_ids_two_sinks_of_a_table_are_distinguished_by_topic_names
     sink = SimpleNamespace(id="s", allow_shared_topics=False)
     tables: Any = SimpleNamespace(_config=SimpleNamespace(sink=sink))
     if shared:
-        with pytest.raises(ConfigError, match="sink other fills it from"):
+        with pytest.raises(ConfigError, match="sink other also fills it from"):
             SinkTables.refuse_shared(tables, held, own_topics)
     else:
         SinkTables.refuse_shared(tables, held, own_topics)

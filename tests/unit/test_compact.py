@@ -216,7 +216,7 @@ class Memory:
             self.late()
         leftovers.append("list.avro")
         if self.snapshots[-1][0].id != since:
-            raise CommitStateUnknown("cannot rewrite: it is not the newest one any more")
+            raise CommitStateUnknown("cannot rewrite: it is no longer the newest one")
         files = self.snapshots[-1][1]
         assert removed
         assert set(removed) <= {file.descriptor for file in files}
@@ -307,7 +307,7 @@ def test_of_a_large_file_only_positions_are_written(tmp_path: Path, version: int
         assert hides["file-format"] == ("puffin" if version == 3 else "parquet")
 
 
-def test_a_large_file_of_which_much_is_gone_is_written_anew(tmp_path: Path, version: int):
+def test_a_large_file_with_many_deleted_rows_is_rewritten(tmp_path: Path, version: int):
     table = Memory(shape(tmp_path, target=LARGE), version)
     table.upsert([(key, "a", "old") for key in range(1000)])
     keeper = compaction(table)
@@ -429,7 +429,7 @@ def test_a_delete_that_lands_while_a_round_runs_is_not_lost(tmp_path: Path):
 
     table.late = late
     keeper = compaction(table)
-    assert "not the newest" in keeper.run_due()
+    assert "no longer the newest" in keeper.run_due()
     table.check()
     assert sum(path.endswith(".parquet") for path in table.removed) == 1
     assert keeper.run_due() == ""
@@ -674,7 +674,7 @@ def test_a_file_that_is_not_what_its_manifest_says_is_refused(tmp_path: Path):
         rewrite(RewriteJob(spec, "p", (source(data, 1),), (EqualityDelete("x", 9, (7,)),), 0.2, 0))
 
 
-def test_a_task_writes_no_more_large_files_anew_than_it_may(tmp_path: Path):
+def test_a_task_rewrites_no_more_large_files_than_allowed(tmp_path: Path):
     spec = shape(tmp_path)
     files = [written(spec, [(n, "a", "x") for n in range(100)])[0] for _ in range(3)]
     [gone] = written(equality(spec, 1), [(n,) for n in range(50)])

@@ -116,7 +116,7 @@ def judged(
 # ── where the stream stands ──────────────────────────────────────────────────────────────────────
 
 
-def test_the_stream_stands_where_its_last_partition_stands_less_lateness():
+def test_a_stream_is_as_complete_as_its_last_partition_less_lateness():
     cut = Cut({A: 9, B: 9, C: 9})
     known_marks = marks(a="11:20", b="10:50", c="11:31")
     assert complete(cut, known_marks, CompletenessRules(), never, NOW) == at("10:50")
@@ -145,7 +145,7 @@ def test_partitions_that_the_position_does_not_know_do_not_count():
     )
 
 
-def test_a_stream_without_any_event_time_is_complete_until_nobody_knows():
+def test_the_completeness_of_a_stream_without_event_times_is_unknown():
     assert complete(Cut({A: 0}), {}, CompletenessRules(), lambda: {A: 0}, NOW) is None
     assert complete(Cut(), {}, CompletenessRules(), never, NOW) is None
 
@@ -228,7 +228,7 @@ def test_the_time_that_a_batch_takes_is_no_silence():
     assert judged(judge, slow, lambda: {A: 1, B: 1}) == at("10:10")
 
 
-def test_whoever_waits_for_a_position_knows_how_complete_it_is():
+def test_a_caller_that_waits_for_a_position_knows_how_complete_it_is():
     """`indexed` comes before the position is published."""
     index_table, data = FakeTable("db.i", "u2"), FakeTable("db.t", "u")
     targets = [TableCommitter(table, "main", "s", 1, FakeClock()) for table in (data, index_table)]

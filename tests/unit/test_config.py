@@ -418,7 +418,7 @@ def test_what_can_be_refused_without_a_server_is(section: str, values: dict[str,
         ("table", {"target_file_size": "512MiB"}),
     ],
 )
-def test_what_stands_just_inside_a_rule_is_taken(section: str, values: dict[str, Any]):
+def test_values_just_inside_a_limit_are_accepted(section: str, values: dict[str, Any]):
     assert isinstance(made(**{section: values}), Config)
 
 
@@ -541,7 +541,7 @@ def test_a_secret_of_the_registry_is_one_too():
     ],
 )
 def test_secrets_with_unusual_names_are_refused_too(section: str, key: str):
-    with pytest.raises(ConfigError, match="a secret stands in the config"):
+    with pytest.raises(ConfigError, match="a secret is written in the config"):
         made(**{section: {key: "hunter2"}})
 
 
@@ -662,7 +662,9 @@ def test_an_unknown_key_of_transform_is_refused_with_the_nearest():
 
 @pytest.mark.parametrize("mode", ["update", "complete"])
 def test_output_modes_that_replace_rows_are_refused_with_the_reason(mode: str):
-    with pytest.raises(ConfigError, match=f"{mode}.*replaces rows.*the table is append-only") as no:
+    with pytest.raises(
+        ConfigError, match=f"{mode}.*replaces existing rows.*the table is append-only"
+    ) as no:
         made(transform={"sql": "SELECT 1", "output_mode": mode})
     assert "withWatermark" in no.value.hint or "watermark" in no.value.hint
     with pytest.raises(ConfigError, match="'sideways': expected append"):
@@ -785,20 +787,20 @@ def test_every_setting_in_effect_is_shown_and_no_secret(monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("table", "reason"),
     [
-        ({"mode": "changelog"}, "no key says which rows are the same"),
-        ({"mode": "upsert"}, "no key says which rows are the same"),
+        ({"mode": "changelog"}, "key is missing"),
+        ({"mode": "upsert"}, "key is missing"),
         ({"key": ["id"]}, "it has a key, and its mode is append"),
         ({"mode": "merge", "key": ["id"]}, "mode 'merge' is unknown"),
         ({"partitioned_by_key": True}, "partitioned_by_key is for upsert tables"),
         ({"mode": "upsert", "key": ["id"], "identifier_fields": ["n"]}, "are different columns"),
-        ({"mode": "upsert", "key": ["_offset"]}, "'_offset' says where a row comes from"),
+        ({"mode": "upsert", "key": ["_offset"]}, "'_offset' is a metadata column"),
         ({"version_column": "version"}, "version_column is for upsert tables"),
         (
             {"mode": "changelog", "key": ["id"], "version_column": "n"},
             "version_column is for upsert tables",
         ),
         ({"mode": "upsert", "key": ["id"], "version_column": "id"}, "which is its key"),
-        ({"mode": "upsert", "key": ["id"], "version_column": "_offset"}, "where a row comes from"),
+        ({"mode": "upsert", "key": ["id"], "version_column": "_offset"}, "a metadata column"),
     ],
 )
 def test_an_upsert_table_has_a_key_and_no_other_has(table: dict[str, Any], reason: str):
@@ -863,7 +865,7 @@ def test_a_placeholder_that_is_no_hex_is_refused(text: str):
     assert made(decode={"unavailable_value": ""}).decode.unavailable_value == ""
 
 
-def test_a_table_has_room_for_a_column_at_least():
+def test_a_table_allows_at_least_one_column():
     assert made(table={"max_columns": 5}).tables[0].max_columns == 5
     with pytest.raises(ConfigError, match="max_columns from 1, found 0"):
         made(table={"max_columns": 0})
@@ -911,7 +913,7 @@ def test_no_field_takes_what_is_not_of_its_type(kind: Any):
                 kind(**{**required, field.name: wrong})
 
 
-def test_dicts_and_lists_stand_for_sections():
+def test_dicts_and_lists_become_sections():
     config = Config(
         sink={"id": "a", "topics": ["t"]},
         kafka={"bootstrap.servers": "b"},
@@ -951,7 +953,7 @@ def test_names_may_begin_with_the_catalogs():
         ('type = "rset"', "did you mean 'rest'"),
         ('type = "rest"', "uri is missing"),
         ('type = "hadoop"', "warehouse is missing"),
-        ('type = "hive"', "where the metastore is"),
+        ('type = "hive"', "the metastore's uri is missing"),
         ('uri = "http://c"', "neither type nor catalog-impl"),
     ],
 )
@@ -996,13 +998,13 @@ def test_a_master_that_spark_does_not_know_is_refused_before_a_jvm_starts(tmp_pa
         assert loaded(tmp_path, TOML + f'[spark]\n"spark.master" = "{master}"\n').spark
 
 
-def test_a_secret_may_stand_in_a_variable_of_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_secret_may_be_in_a_variable_of_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("FRAZIL_KAFKA__SASL_PASSWORD", "hunter2")
     config = loaded(tmp_path, FRAZIL_KAFKA__SASL_PASSWORD="hunter2")
     assert config.kafka["sasl.password"] == "env:FRAZIL_KAFKA__SASL_PASSWORD"
     assert config.kafka.resolved()["sasl.password"] == "hunter2"
     assert "hunter2" not in repr(config)
-    with pytest.raises(ConfigError, match="a secret stands in the config"):
+    with pytest.raises(ConfigError, match="a secret is written in the config"):
         loaded(tmp_path, TOML.replace("[decode]", '"sasl.password" = "hunter2"\n[decode]'))
 
 
@@ -1021,7 +1023,7 @@ WRONG = {
     "an unknown section": ('[sinks]\nid = "a"', 1, "unknown section [sinks]"),
     "a missing key": ("[[route]]\n[[table]]\nmode = 'append'", 2, "'name' is missing"),
     "a wrong word": ('mode = "upset"', 1, "mode 'upset' is unknown"),
-    "a word that lacks another": ('mode = "upsert"', 1, "mode is upsert, and no key"),
+    "a word that lacks another": ('mode = "upsert"', 1, "mode is upsert, and key"),
     "a wrong word of a second table": (
         '[[table]]\nname = "shop.b"\nmode = "append"\ncompression = "rar"\n[[route]]',
         4,

@@ -95,7 +95,7 @@ def test_an_outcome_comes_back_as_it_went(
         }
 
 
-def test_a_long_run_of_offsets_takes_little_room():
+def test_a_long_run_of_offsets_takes_few_bytes():
     assert len(outcome({A: range(10**9, 10**9 + 10**6)}).dump()) < 2_000
 
 
@@ -370,7 +370,7 @@ def test_an_epoch_in_which_a_partition_is_led_counts_only_if_it_is_the_same_afte
     assert steady({A: -1}, {A: -1}) == {}
 
 
-def test_a_task_tells_the_epoch_of_the_last_chunk_it_read(monkeypatch: pytest.MonkeyPatch):
+def test_a_task_reports_the_epoch_of_its_last_chunk(monkeypatch: pytest.MonkeyPatch):
     def chunk(start: int, end: int, leader: int) -> Any:
         texts, offsets = [b"x"] * (end - start), np.arange(start, end)
         opened = RawRecords(texts, offsets, offsets, None, None)  # type: ignore[arg-type]

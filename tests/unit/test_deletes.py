@@ -141,7 +141,7 @@ def test_a_key_that_cannot_be_read_is_rejected_by_itself():
     assert gone(settled) == [(104, 3)]
     assert sorted(settled.rejections) == [0, 1, 2, 3]
     assert {rejection.kind for rejection in settled.rejections.values()} == {"key"}
-    assert "nothing says what it deletes" in settled.rejections[0].reason
+    assert "so the row to delete is unknown" in settled.rejections[0].reason
 
 
 def test_a_key_of_several_columns():
@@ -365,7 +365,7 @@ def test_a_change_log_is_made_with_its_operation_and_optional_columns():
     assert all(field.nullable for field in need)
 
 
-def test_a_database_tells_the_operation_itself():
+def test_a_database_sends_the_operation_itself():
     by = settler(JSON, plan("db.t", CHANGES_LOGGED, log=True), routes=ROUTES)
     assert logged(settle(by, *STORY)) == [
         (100, "c", 1, "a"),

@@ -110,12 +110,16 @@ def test_the_exit_code_says_whether_a_person_is_needed():
             "cannot route by rules.py",
         ),
         (
-            FrazilError("cannot go on: Spark stopped the stream: [CAST_INVALID_INPUT] The canary"),
-            "cannot go on: Spark stopped the stream: [CAST_INVALID_INPUT]",
+            FrazilError(
+                "cannot continue: Spark stopped the stream: [CAST_INVALID_INPUT] The canary"
+            ),
+            "cannot continue: Spark stopped the stream: [CAST_INVALID_INPUT]",
         ),
         (
-            FrazilError("cannot go on: Spark stopped the stream: java.lang.SomeException: canary"),
-            "cannot go on: Spark stopped the stream: java.lang.SomeException",
+            FrazilError(
+                "cannot continue: Spark stopped the stream: java.lang.SomeException: canary"
+            ),
+            "cannot continue: Spark stopped the stream: java.lang.SomeException",
         ),
         (FrazilError("cannot commit: ValueError: canary"), "cannot commit: ValueError"),
         (FrazilError("canary without our form: canary"), "canary without our form"),

@@ -106,7 +106,7 @@ def test_a_sink_that_never_committed_over_empty_topics_is_proven(world: World):
 
 
 @pytest.mark.parametrize("ask", [None, False])
-def test_a_sink_that_never_committed_is_not_proven_where_kafka_does_not_tell(
+def test_a_sink_that_never_committed_is_not_proven_without_an_answer_of_kafka(
     world: World, ask: bool | None
 ):
     world.error = Unavailable("cannot describe topics: no answer")
@@ -135,7 +135,7 @@ def test_by_its_name_alone_a_table_that_a_sink_never_committed_to_is_not_proven(
     assert evidence.of_table(world.open, "db.a", "main").verdict == "nothing_committed"
 
 
-def test_what_waits_in_kafka_stands_beside_the_verdict(world: World):
+def test_the_lag_is_reported_beside_the_verdict(world: World):
     world.batch(a=tally(0, 10))
     world.ends[P] = 25
     result = world.audit()
@@ -206,7 +206,7 @@ def test_claims_are_no_commits(world: World, monkeypatch: pytest.MonkeyPatch):
 
 @pytest.mark.parametrize("limits", [AuditLimits(lag=10**9), AuditLimits(age=10**9)])
 @pytest.mark.parametrize("ask", [None, False])
-def test_a_limit_that_nobody_can_check_is_not_kept(
+def test_a_limit_that_cannot_be_checked_counts_as_exceeded(
     world: World, limits: AuditLimits, ask: bool | None
 ):
     world.batch(a=tally(0, 10))
@@ -222,7 +222,7 @@ def test_a_proof_says_which_partitions_do_not_begin_at_their_first_offset():
         PartitionReport(Range(Q, 0, 4), OutcomeCounts(4)),
     ]
     text = shown(AuditResult([TableReport("db.a", "s", tuple(lines), 2, examined=("ledger",))]))
-    assert f"{P} begins at offset 7: what lay before is not part of this proof" in text
+    assert f"{P} begins at offset 7: earlier offsets are not part of this proof" in text
     assert text.count("begins at offset") == 1
 
 
@@ -233,7 +233,7 @@ def test_what_was_read_and_is_no_longer_in_the_topic_is_unaccounted(world: World
     world.lost = [Range(P, 12, 20)]
     result = world.audit()
     assert result.verdict == "unaccounted"
-    assert f"{Range(P, 12, 20)} were read and are no longer in the topic" in shown(result)
+    assert f"{Range(P, 12, 20)} were read, but the topic was truncated" in shown(result)
 
 
 def test_a_result_that_is_not_proven_raises_its_findings():

@@ -395,7 +395,7 @@ def test_columns_that_have_nothing_in_common_are_a_misfit(one: Any, other: Any, 
         )
 
 
-def test_a_uuid_and_its_bytes_are_a_uuid_whoever_comes_first():
+def test_a_uuid_and_its_bytes_are_a_uuid_in_either_order():
     one, other = pa.schema({"x": pa.uuid()}), pa.schema({"x": pa.binary(16)})
     assert merged(one, other) == merged(other, one) == one
 

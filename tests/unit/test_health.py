@@ -65,7 +65,7 @@ WAITS = (Wait("table db.a", "no answer", 5.0, AWAY), Wait("table db.b", "gone", 
 @pytest.mark.parametrize(
     ("facts", "text", "operator"),
     [
-        (SinkFacts(), "starting: it takes over from the run before it", False),
+        (SinkFacts(), "starting: taking over from the previous run", False),
         (SinkFacts(running=True), "ok", False),
         (SinkFacts(running=True, lag=StageLag(0)), "ok", False),
         (SinkFacts(running=True, lag=StageLag(9, seconds=59.0)), "ok", False),
@@ -116,7 +116,7 @@ def test_a_sink_has_one_verdict(facts: SinkFacts, text: str, operator: bool):
 
 def test_a_wait_for_an_operator_has_the_remedy_of_its_error():
     assert judge(SinkFacts(running=True, waits=WAITS)).remedy.startswith("restore the table")
-    assert "tried again" in judge(SinkFacts(running=True, waits=WAITS[:1])).remedy
+    assert "the sink retries" in judge(SinkFacts(running=True, waits=WAITS[:1])).remedy
 
 
 @pytest.mark.parametrize("name", [n for n, k in kinds().items() if k.__module__ == "frazil.errors"])
@@ -286,7 +286,7 @@ def answers() -> tuple[int, int]:
     return healthz()[0], readyz()[0]
 
 
-def test_probes_tell_a_wait_from_a_dead_stream(alone: None):
+def test_probes_distinguish_a_wait_from_a_dead_stream(alone: None):
     assert answers() == (503, 503), "nothing runs"
     world = World(config(health={"max_wait": "5m"}))
     process_health.add(world.health)
@@ -372,7 +372,7 @@ def test_a_health_file_is_replaced_as_a_whole_and_ages(alone: None, tmp_path: Pa
 def test_a_file_that_is_no_health_file_is_named(content: bytes, tmp_path: Path):
     path = tmp_path / "health"
     path.write_bytes(content)
-    with pytest.raises(ConfigError, match="it is not one"):
+    with pytest.raises(ConfigError, match="it is not a health file"):
         probe(path, False, 30, 0.0)
 
 
@@ -406,7 +406,7 @@ def test_a_killed_process_is_not_running_since_its_last_heartbeat():
         f"failed: not running since about {since} (last heartbeat, from a, pid 7)"
     )
     assert (state["run"]["state"], state["operator"]) == ("silent", True)
-    assert "start it again" in state["remedy"]
+    assert "start the sink again" in state["remedy"]
     assert run_state.run_state(beat(95, interval=60.0), 3, NOW)["run"]["state"] == "running"
 
 
@@ -474,5 +474,5 @@ def test_a_fenced_run_says_so_in_its_last_heartbeat():
     assert "newer run" in state["verdict"]
 
 
-def test_the_pid_of_the_process_is_told():
+def test_the_pid_of_the_process_is_shown():
     assert World().started().health.values()["pid"] == os.getpid()

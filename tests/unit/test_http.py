@@ -76,7 +76,7 @@ def test_other_methods_are_refused(server: MonitoringServer, method: str):
         b"\r\n\r\n",
     ],
 )
-def test_a_malformed_request_harms_nobody(server: MonitoringServer, request_bytes: bytes):
+def test_a_malformed_request_harms_no_other(server: MonitoringServer, request_bytes: bytes):
     answer = raw(server, request_bytes)
     assert b" 200 " not in answer
     assert b" 200 " in raw(server, b"GET /hello HTTP/1.0\r\n\r\n")
@@ -93,7 +93,7 @@ def test_a_route_that_fails_says_nothing_of_why():
         assert b" 200 " in raw(server, b"GET /hello HTTP/1.0\r\n\r\n")
 
 
-def test_slow_clients_are_cut_off_and_block_nobody(
+def test_slow_clients_are_cut_off_and_block_no_other(
     server: MonitoringServer, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(http, "DEADLINE", 1.0)

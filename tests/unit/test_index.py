@@ -509,7 +509,7 @@ def test_two_sinks_share_an_index_and_of_two_merges_one_gives_way(table: FakeInd
 # ── what an index may look like ──────────────────────────────────────────────────────────────────
 
 
-def test_a_column_that_somebody_added_or_renamed_is_kept(table: FakeIndex):
+def test_an_added_or_renamed_column_is_kept(table: FakeIndex):
     shape = table.shape
     written = index.put(shape, "a", index.rows([]).slice(0))
     assert written == []
@@ -553,7 +553,7 @@ def broken(stream: Stream, error: FrazilError) -> Callable[[], None]:
     "error",
     [
         Unavailable("cannot commit: 503"),
-        IdentityMismatch("cannot go on with table db.index: it is gone"),
+        IdentityMismatch("cannot commit to table db.index: it is gone"),
         ConfigError("cannot commit: 403"),
         Expired("cannot commit: its history ends"),
         SchemaMismatch("cannot write to the index"),
@@ -576,8 +576,10 @@ def test_l9_index_trouble_never_stops_the_data(stream: Stream, error: FrazilErro
     assert stream.committer.queue.over() == "", "five wait, six may"
     stream.committer.queue.pending.append(PendingBatch(stream.batch(a=1), stream.clock.now))
     reason = stream.committer._with_cause(stream.committer.queue.over())
-    assert reason.startswith("6 batches wait for a commit; the bound is 6; 5 of them are in all")
-    assert reason.endswith(f"not in the index yet: {error.message}")
+    assert reason.startswith(
+        "6 batches wait for a commit; the bound is 6; 5 of them are committed to all"
+    )
+    assert reason.endswith(f"but not to the index: {error.message}")
     mended()
     stream.settle()
     assert stream.indexed == [f"c{n}" for n in range(1, 8)], "old and new together, each once"
@@ -585,7 +587,7 @@ def test_l9_index_trouble_never_stops_the_data(stream: Stream, error: FrazilErro
 
 
 def test_l9_an_index_that_needs_an_operator_is_reported_to_those_who_wait(stream: Stream):
-    broken(stream, IdentityMismatch("cannot go on with table db.index: it is gone"))
+    broken(stream, IdentityMismatch("cannot commit to table db.index: it is gone"))
     stream.hand(a=1, b=1)
     stream.round()
     assert isinstance(stream.committer.stalled(), IdentityMismatch)
@@ -928,7 +930,7 @@ def test_everything_lost_is_rebuilt_entry_by_entry():
 
 
 def test_what_the_index_has_not_reached_yet_is_not_rebuilt():
-    """The sink writes those rows itself: rebuilt here too, they would be there twice."""
+    """The sink writes those rows itself: rebuilt here too, they would be written twice."""
     filled = Filled(random.Random(4), 20, "db.a")
     kept = filled.all_rows.filter(pc.less(filled.all_rows["batch"], 10))
     reached = {row["partition"]: row["end_offset"] for row in kept.to_pylist()}
@@ -956,7 +958,7 @@ def test_rows_that_the_index_lacks_are_written_with_one_batch(monkeypatch: pytes
     assert written == [["owed", "a"], ["owed", "a", "b"], ["b"]]
 
 
-def test_what_no_snapshot_tells_any_more_is_said():
+def test_ranges_that_no_snapshot_has_any_more_are_reported():
     filled = Filled(random.Random(5), 30, "db.a")
     filled.tables["db.a"].refs["frazil/s"] = filled.tables["db.a"].refs["main"]
     filled.tables["db.a"].expire(keep=2)

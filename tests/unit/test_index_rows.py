@@ -89,7 +89,7 @@ any_row = st.builds(
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.lists(any_row, max_size=12), max_size=4), st.booleans())
-def test_files_tell_of_each_table_what_their_rows_say(files: list[list[Row]], ordered: bool):
+def test_files_have_for_each_table_what_their_rows_have(files: list[list[Row]], ordered: bool):
     if ordered:
         files = [sorted(file, key=lambda index_row: index_row[:3]) for file in files]
     by_table = index_rows.by_table(index_rows.of_file(rows(file)) for file in files)

@@ -312,7 +312,7 @@ def test_one_fraction_does_not_round_the_large_whole_numbers_beside_it(place: in
     assert list(settled.rejections) == [place]
 
 
-def test_whole_numbers_that_a_double_holds_stand_beside_fractions():
+def test_whole_numbers_that_a_double_holds_may_mix_with_fractions():
     world = World()
     settled = world.settle([doc(id=2**53), doc(id=-(2**53)), doc(id=0.5)])
     assert ids(settled) == [-(2.0**53), 0.5, 2.0**53]

@@ -216,7 +216,7 @@ WRITE = {"partition": at_partition, "path": at_path, "encode": at_encode, "close
 
 @pytest.mark.parametrize("station", [*SETTLE, *WRITE])
 @pytest.mark.parametrize("key", ["", "id"], ids=["append", "upsert"])
-def test_the_record_at_which_a_station_fails_is_a_dead_letter_and_nobody_elses_trouble(
+def test_a_record_at_which_a_step_fails_is_a_dead_letter_and_harms_no_other(
     station: str, key: str, words: dict[int, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     words |= BAD
@@ -361,7 +361,7 @@ def test_a_store_that_takes_nothing_is_no_records_fault(
     assert "takes no files: OSError: 503 slow down" in error.message
 
 
-def test_a_fault_that_passes_costs_nobody_anything(
+def test_a_transient_fault_costs_no_record(
     words: dict[int, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     left = [1, 1, 1]
@@ -524,7 +524,7 @@ class Tables:
         self.made.append(name)
 
 
-def test_a_table_that_cannot_be_made_for_a_reason_nobody_foresaw_costs_its_own_records_alone():
+def test_an_unforeseen_failure_to_create_a_table_costs_its_own_records_alone():
     tables = Tables()
     provisioner(tables, alone=False).ensure({"db.t": pa.schema([ID]), "db.u": pa.schema([ID])})
     assert tables.made == ["db.u"]

@@ -192,7 +192,7 @@ def test_an_artifact_that_a_mirror_misses_once_is_asked_for_again(
     assert any("trying again" in line for line in lines)
 
 
-def test_an_artifact_that_nobody_has_is_asked_for_three_times(ivy: Ivy):
+def test_an_artifact_that_no_server_has_is_requested_three_times(ivy: Ivy):
     ivy.code = 1
     with pytest.raises(Unavailable):
         jars.fetch(ONE)

@@ -92,7 +92,7 @@ def test_usual_forms_of_declared_types_are_plain(kind: str, text: str):
     assert group.rows.equals(other.rows)
 
 
-def test_texts_and_lists_that_outgrow_their_room_are_read_on():
+def test_texts_and_lists_that_outgrow_their_buffers_are_read_whole():
     columns = pa.schema(
         [
             ("s", pa.large_string()),
@@ -173,7 +173,7 @@ def test_numbers_that_are_small_again_in_64_bits_are_not_believed(text: str):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_fields_that_rules_look_at_are_the_same_text_as_one_by_one(seed: int):
+def test_fields_that_rules_read_are_the_same_text_as_one_by_one(seed: int):
     make = Maker(seed)
     paths = ["a", "b.c", "b.d.e", "id"]
     every = [*JUNK, *NUMBERS, *TEXTS, "null", "true", "false", "{}", '{"c":1}', "[1,{}]"]

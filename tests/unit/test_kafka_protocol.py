@@ -244,9 +244,7 @@ def test_too_little_memory_to_unpack_a_batch_says_nothing_of_the_batch(
 
 
 @pytest.mark.parametrize("count", [-1, -(2**31), 0, 2, 2**31 - 1])
-def test_a_batch_of_which_nobody_knows_which_offsets_it_has_stops_the_reader(
-    serve: Serve, count: int
-):
+def test_a_batch_with_unknown_offsets_stops_the_reader(serve: Serve, count: int):
     log = [values(0, 2), batch(2, b"\x7f\xff", count=count, last_delta=4)]
     with pytest.raises(Undecodable, match=r"t\[0\].*\[2, 7\) of -?\d+ records"):
         read(serve(*log, end=7), 0, 7)

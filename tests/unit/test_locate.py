@@ -197,10 +197,10 @@ def test_an_offset_is_in_its_batch_its_first_snapshot_and_the_files_whose_bounds
 @pytest.mark.parametrize(
     ("offset", "where", "reason"),
     [
-        (100, P, "not read yet: sink s stands at 30"),
+        (100, P, "not read yet: sink s is at 30"),
         (0, P, "before the beginning: sink s began at 10"),
         (5, Partition("orders", 7), "no sink reads orders[7]; read are orders[0], orders[1]"),
-        (0, Q, "not read yet: sink s stands at 0"),
+        (0, Q, "not read yet: sink s is at 0"),
     ],
 )
 def test_outside_of_every_range_it_is_said_why(offset: int, where: Partition, reason: str):
@@ -286,7 +286,7 @@ def test_a_dead_letter_that_was_replayed_may_be_where_the_batch_wrote_nothing():
     assert "dead letters were replayed around it" in places["db.a"].reason
 
 
-def test_rows_that_stand_for_several_offsets_are_said_to():
+def test_rows_of_several_offsets_are_reported_as_merged():
     world = World("db.a")
     world.batch(a=tally(0, 10, 0, merged=10))
     answer = world.ask(4)
@@ -304,7 +304,7 @@ def test_deleted_rows_make_it_uncertain_and_files_that_are_gone_do_not():
     world.tables["db.a"].data = []
     _, place = only(world.ask(4))
     assert place.contains == "no"
-    assert "no live file's bounds hold it" in place.reason
+    assert "no live file's bounds include it" in place.reason
 
 
 def test_an_expired_snapshot_is_said_to_be_and_the_oldest_one_left_that_has_it_is_named():
@@ -317,7 +317,9 @@ def test_an_expired_snapshot_is_said_to_be_and_the_oldest_one_left_that_has_it_i
     _, place = only(world.ask(5))
     assert (place.expired, place.oldest_snapshot) == (True, oldest)
     assert f"VERSION AS OF {oldest} " in place.sql
-    assert f"which was expired; the oldest one left that has it is {oldest}" in shown(world.ask(5))
+    assert f"which was expired; the oldest remaining snapshot with it is {oldest}" in shown(
+        world.ask(5)
+    )
     _, newest_place = only(world.ask(45))
     assert (newest_place.expired, newest_place.snapshot) == (False, newest)
 

@@ -124,9 +124,7 @@ def test_no_secret_and_no_value_of_a_record_is_in_any_line(lines: Any):
     assert "remedy: set [dead_letters]" in shown[-1]
 
 
-def test_a_quiet_sink_tells_once_a_minute_that_it_is_there(
-    lines: Any, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_quiet_sink_logs_once_a_minute(lines: Any, monkeypatch: pytest.MonkeyPatch):
     world, observer = watched()
     clock = [1000.0]
     monkeypatch.setattr("frazil.monitoring.log_observer.time.monotonic", lambda: clock[0])
@@ -155,7 +153,7 @@ def test_a_wait_and_its_end_are_a_line_each(lines: Any):
     assert len(lines()) == 3, "and the line of the start"
 
 
-def test_a_file_that_was_moved_away_is_opened_anew(tmp_path: Path):
+def test_a_file_that_was_moved_is_opened_again(tmp_path: Path):
     path = tmp_path / "log"
     logs.configure("text", "INFO", str(path))
     LOG.info("one")
@@ -185,7 +183,7 @@ def test_the_planning_process_logs_as_the_driver_does(tmp_path: Path):
     assert json.loads(path.read_text())["message"] == "from there"
 
 
-def test_without_a_configured_log_the_planning_process_tells_warnings():
+def test_without_a_configured_log_the_planning_process_prints_warnings():
     code = (
         "import logging\nfrom frazil import logs\nlogs.of_environment()\n"
         "logging.getLogger('frazil').warning('here')\nlogging.getLogger('frazil').info('not')"

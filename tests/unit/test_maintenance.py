@@ -163,7 +163,7 @@ class Aging(FakeTable):
 
     def added(self, snapshot_id: int) -> list[DataFile]:
         if snapshot_id not in self.brought:
-            raise Expired(f"cannot read snapshot {snapshot_id}: it is not there")
+            raise Expired(f"cannot read snapshot {snapshot_id}: it does not exist")
         return self.brought[snapshot_id]
 
     def set_property(self, key: str, value: str) -> None:
@@ -323,7 +323,7 @@ def test_the_owner_of_a_table_that_no_sink_made_gets_advice_about_what_grows():
         "every metadata file of db.old, db.kept is kept; to keep the newest alone: ALTER TABLE "
         "db.old SET TBLPROPERTIES ('write.metadata.delete-after-commit.enabled' = 'true', "
         "'write.metadata.previous-versions-max' = '50')",
-        "every snapshot of db.old is kept, for no sink made it; to expire old ones set "
+        "every snapshot of db.old is kept, because no sink created it; to expire old ones set "
         'snapshot_retention of its [[table]], or "never" to silence this',
     ]
 
@@ -352,7 +352,7 @@ def test_what_the_index_lacks_stays():
     assert list(table.snapshots) == ids[31:]
 
 
-def test_what_could_not_be_looked_at_again_is_removed_later():
+def test_files_that_could_not_be_checked_again_are_removed_later():
     table = Aging()
     for number in range(50):
         table.put(number)
@@ -480,7 +480,7 @@ def test_what_a_table_keeps_of_others_grows_together_and_stays_small():
         assert (commits.ranges is not None) is bounded
 
 
-def test_where_bounds_do_not_tell_what_others_brought_all_of_it_is_kept_in_doubt():
+def test_rows_of_others_without_exact_bounds_stay_in_doubt_as_a_whole():
     table, foreign = updated(DataFile("/theirs", 3, P, (2, 4)))
     del table.brought[foreign]  # its manifests are gone
     assert expiry(table).run_due() == ""

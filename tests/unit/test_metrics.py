@@ -214,7 +214,7 @@ def test_nothing_pending_has_no_age():
     observer.ended(None)
 
 
-def test_an_event_of_the_far_future_does_not_look_fresh():
+def test_an_event_of_the_far_future_does_not_count_as_fresh():
     observer = MetricsObserver(config())
     for age in (100, -90_000):  # the second comes from a clock that is a day ahead
         newest = int((time.time() - age) * 1_000_000)
@@ -388,7 +388,7 @@ def test_memory_of_children_is_that_of_workers():
     assert sums["driver"][0] > 10_000_000
 
 
-def test_a_jvm_is_told_from_workers_by_its_name(tmp_path: Path):
+def test_a_jvm_is_distinguished_from_workers_by_its_name(tmp_path: Path):
     for pid, name, parent in (
         (10, "python", 1),
         (11, "java", 10),
@@ -427,7 +427,7 @@ def test_every_metric_is_in_the_reference_and_no_other():
     assert {label for metric in METRICS for label in metric.label_names} <= explained
 
 
-def test_metrics_are_observed_only_where_somebody_reads_them():
+def test_metrics_are_observed_only_if_they_are_read():
     def kinds(**metrics: Any) -> list[str]:
         monitoring = monitoring_of(config(**metrics))
         monitoring.ended(None)

@@ -148,7 +148,7 @@ def test_missing_tables_are_ensured_and_the_batch_runs_again_with_new_plans():
 
 def test_tables_that_never_come_to_fit_stop_the_stream_and_nothing_is_staged():
     rig = Rig(Source([BatchRun(missing={"db.t": COLUMNS})] * (2 * _RERUNS), result(0, 5)))
-    with pytest.raises(SchemaMismatch, match=r"still do not fit: db\.t"):
+    with pytest.raises(SchemaMismatch, match=r"still do not fit the records: db\.t"):
         rig.run()
     assert len(rig.tables.ensured) == _RERUNS
     assert (rig.submitted, rig.stream.number, rig.stream.position.cut[P]) == ([], 7, 0)

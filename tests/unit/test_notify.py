@@ -252,8 +252,8 @@ def test_a_text_is_split_as_a_shell_would_and_no_shell_runs():
         ({"webhook": "ftp://x"}, "expected a URL"),
         ({"webhook": "http://"}, "expected a URL"),
         ({"webhook": "http://x:99999999"}, "expected a URL"),
-        ({"webhook": "http://x", "headers": {"Authorization": "Bearer x"}}, "a secret stands"),
-        ({"webhook": "http://x", "headers": {"X-Api-Key": "x"}}, "a secret stands"),
+        ({"webhook": "http://x", "headers": {"Authorization": "Bearer x"}}, "a secret is written"),
+        ({"webhook": "http://x", "headers": {"X-Api-Key": "x"}}, "a secret is written"),
         ({"webhook": "http://x", "headers": {"a b": "x"}}, "is not a header name"),
         ({"webhook": "http://x", "headers": {"a": "x\r\nb: c"}}, "is not a header name"),
         ({"timeout": "soon"}, "timeout"),
@@ -295,7 +295,7 @@ def observed(given: Config | None = None) -> tuple[World, NotifyObserver, Events
     return world, observer, events
 
 
-def test_a_wait_is_told_once_it_has_lasted_and_its_end():
+def test_a_lasting_wait_and_its_end_are_sent_once():
     world, observer, events = observed()
     for wait in (5, 30):
         world.run.progress.blocked = AWAY.message
@@ -318,14 +318,14 @@ def test_a_wait_is_told_once_it_has_lasted_and_its_end():
 @pytest.mark.parametrize(
     ("error", "event", "code"), [(Gap("cannot go on"), "failed", 5), (Fenced("x"), "fenced", 4)]
 )
-def test_an_end_is_told_with_its_exit_code(error: Any, event: str, code: int):
+def test_an_end_is_sent_with_its_exit_code(error: Any, event: str, code: int):
     world, observer, events = observed()
     world.health.ended(error)
     observer.ended(error)
     assert (events.names[-1], events[-1]["exit_code"]) == (event, code)
 
 
-def test_rejections_are_told_once_a_minute_per_kind_with_their_number_and_no_value():
+def test_rejections_are_sent_once_a_minute_per_kind_with_their_number_and_no_value():
     world, observer, events = observed()
 
     def reject(kind: str, count: int, offset: int) -> None:
@@ -351,7 +351,7 @@ def test_rejections_are_told_once_a_minute_per_kind_with_their_number_and_no_val
 
 
 @pytest.mark.parametrize("verdict", ["proven", "gap"])
-def test_the_verdict_of_an_audit_is_told(verdict: str):
+def test_the_verdict_of_an_audit_is_sent(verdict: str):
     with serving(status(204)) as target:
         given = config(notify={"webhook": target.url})
         tables = {"db.t of s": verdict, "db.i of s": "proven"}
@@ -363,7 +363,7 @@ def test_the_verdict_of_an_audit_is_told(verdict: str):
     assert f"audit: {verdict}" in event["text"]
 
 
-def test_only_the_wanted_events_are_told():
+def test_only_the_wanted_events_are_sent():
     world, observer, events = observed(config(notify={"command": ["x"], "events": ["failed"]}))
     world.health.ended(None)
     observer.ended(None)

@@ -35,12 +35,12 @@ def test_overlapping_ranges_cannot_be_joined():
         join([Range(A, 0, 6), Range(A, 5, 9)])
 
 
-def test_a_cut_goes_on_only_where_it_stands():
+def test_a_cut_continues_only_at_its_own_offsets():
     cut = Cut({A: 5})
     assert cut.after([Range(A, 5, 9)]) == Cut({A: 9})
     with pytest.raises(Gap, match=r"missing a\[0\] \[5, 7\)"):
         cut.after([Range(A, 7, 9)])
-    with pytest.raises(Overlap, match=r"\[3, 5\) would be there twice"):
+    with pytest.raises(Overlap, match=r"\[3, 5\) would be written twice"):
         cut.after([Range(A, 3, 9)])
 
 

@@ -212,7 +212,7 @@ def test_back_reads_the_whole_topic_on_under_a_new_name():
     intervention = decided(WantedPosition("seek", to={("orders", 0): 20}))
     assert intervention.begin == Cut({AGAIN: 20, Partition("orders@7", 1): 60})
     assert intervention.origin.topics == {"orders": "id-1", "orders@7": "id-1"}
-    assert "30 offsets come again" in intervention.message
+    assert "30 offsets are read again" in intervention.message
 
 
 def test_a_topic_that_lost_its_tail_is_read_on_from_its_end():
@@ -224,7 +224,7 @@ def test_a_topic_that_lost_its_tail_is_read_on_from_its_end():
 
 @pytest.mark.parametrize("to", [101, 5])
 def test_only_where_the_partition_has_offsets(to: int):
-    with pytest.raises(ConfigError, match="the partition has 10 to 100"):
+    with pytest.raises(ConfigError, match="the partition has offsets 10 to 100"):
         decided(
             WantedPosition("seek", to={("orders", 0): to}),
             marks=marks({A: 10, B: 0}, {A: 100, B: 100}),
@@ -234,7 +234,7 @@ def test_only_where_the_partition_has_offsets(to: int):
 def test_not_both_ways_at_once_and_not_past_a_loss():
     with pytest.raises(ConfigError, match="forward and back"):
         decided(WantedPosition("seek", to={("orders", 0): 80, ("orders", 1): 10}))
-    with pytest.raises(Expired, match=r"overtaken orders\[0\]"):
+    with pytest.raises(Expired, match=r"deleted orders\[0\]"):
         decided(WantedPosition("seek", to={("orders", 1): 10}), marks=LOST)
     with pytest.raises(ConfigError, match="does not read it"):
         decided(WantedPosition("seek", to={("users", 0): 10}))
@@ -298,7 +298,7 @@ def test_a_loss_that_is_signed_for_is_accepted_and_not_proven():
 @pytest.mark.parametrize(
     "note", ["", "{}", "not JSON", replace(NOTE, reason="").text(), replace(NOTE, by="").text()]
 )
-def test_a_loss_that_nobody_signed_for_is_a_gap(note: str):
+def test_a_loss_that_no_operator_accepted_is_a_gap(note: str):
     report = history(note).report()
     assert report.verdict == "gap"
     assert report.partitions[0].gaps == (Range(A, 10, 15),)

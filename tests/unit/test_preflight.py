@@ -132,7 +132,7 @@ CREATE SINK s FROM KAFKA CONNECTION k (TOPIC 'orders') FORMAT JSON
         assert (end.value.code, place in out) == (code, True), out
 
 
-def test_findings_stand_in_the_order_in_which_they_are_mended():
+def test_findings_are_in_the_order_in_which_to_fix_them():
     findings = [CheckFinding(area, "error", area) for area in reversed(AREAS)]
     report = CheckReport("s", findings)
     assert [finding.area for finding in report.findings] == list(AREAS)
@@ -333,7 +333,7 @@ def test_texts_that_are_times_are_declared_as_such(tmp_path: Path):
     assert "columns" not in both.text, "a declared column would be in the other table, too"
 
 
-def test_values_tell_their_format_and_keys_their_columns():
+def test_values_show_their_format_and_keys_their_columns():
     shape = _Shape("t", [row(1), row(2)], {})
     assert (shape.format, shape.debezium, shape.columns.names) == ("json", False, ["id", "name"])
     assert shape.key([b"1", b"2"]) == (("id",), "text")

@@ -112,7 +112,7 @@ def test_required_children_of_null_parents_can_be_written_and_cast(kind: pa.Data
             fitted(rows, columns(kind), "x").cast(columns(kind)).validate(full=True)
 
 
-def test_what_stands_under_a_null_is_in_no_statistics():
+def test_bytes_under_a_null_are_in_no_statistics():
     under = pa.array([999, 1, 2], pa.int32())
     rows = pa.StructArray.from_arrays([under], fields=[X], mask=pa.array([True, False, False]))
     sink = io.BytesIO()
@@ -171,7 +171,7 @@ def test_a_list_of_which_nulls_hide_values_shows_none_of_them():
     ] == [None, 1]
 
 
-def test_fields_are_found_by_id_and_defaults_stand_for_those_that_are_not_there():
+def test_fields_are_found_by_id_and_missing_ones_get_defaults():
     def field(number: int, name: str, kind: pa.DataType) -> pa.Field:
         return pa.field(name, kind, metadata={"PARQUET:field_id": str(number)})
 

@@ -78,7 +78,7 @@ def test_a_query_that_lost_a_python_process_is_started_again_until_it_works():
     eventually(lambda: messages[-1:] == [""])
     assert handle.query is works  # type: ignore[comparison-overlap]
     assert len(messages) == 4
-    assert "Spark could not start a Python process" in messages[0]
+    assert "Spark could not start or reach a Python process" in messages[0]
     works.error, works.lastProgress = LOST, {}  # and once more, long after
     eventually(lambda: len(messages) > 4)
     handle.stop()
@@ -113,7 +113,7 @@ def test_patience_ends_and_the_message_says_what_to_do():
     assert handle.failure.detail == LOST
 
 
-def test_what_stands_in_the_way_of_another_start_is_what_ended_it():
+def test_the_error_that_ended_a_query_prevents_another_start():
     handle, _ = running(FakeQuery(LOST), Expired("cannot fetch t[0]: retention"))
     eventually(lambda: not handle.active)
     assert isinstance(handle.failure, Expired)

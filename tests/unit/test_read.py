@@ -49,7 +49,7 @@ from frazil.spark.read import _by_python, _quoted
         ("SELECT 'it\\'s' FROM stream -- x", "SELECT 'it\\'s' FROM `stream` -- x"),
     ],
 )
-def test_the_view_is_quoted_where_a_table_stands(given: str, expected: str):
+def test_the_view_is_quoted_in_place_of_a_table(given: str, expected: str):
     assert _quoted(given) == expected
 
 
@@ -160,8 +160,8 @@ def test_an_option_that_is_not_known_is_refused(option: str, words: str):
 @pytest.mark.parametrize(
     "option", ["kafka.sasl.password", "kafka.ssl.key.pem", "decode.registry.basic.auth.user.info"]
 )
-def test_a_secret_that_stands_in_an_option_is_refused_and_not_repeated(option: str):
-    with pytest.raises(ConfigError, match="a secret stands in the config") as refused:
+def test_a_secret_written_in_an_option_is_refused_and_not_repeated(option: str):
+    with pytest.raises(ConfigError, match="a secret is written in the config") as refused:
         options_config({**GIVEN, option: "hunter2"})
     assert "hunter2" not in str(refused.value)
 
@@ -202,7 +202,7 @@ def test_a_function_of_a_file_beside_the_config_is_called_with_the_rows(tmp_path
     assert loaded(tmp_path, "def f(rows):\n    return rows.upper()\n") == "ROWS"
 
 
-def test_each_file_is_read_anew_and_two_are_not_mixed_up(tmp_path: Path):
+def test_each_file_is_read_again_and_two_are_not_mixed_up(tmp_path: Path):
     assert loaded(tmp_path, "def f(rows):\n    return 1\n") == 1
     other = tmp_path / "other"
     other.mkdir()

@@ -202,7 +202,7 @@ def test_needs_are_reported_and_nothing_counts_until_they_are_met(tmp_path: Path
     assert (result.files, result.tallies) == ({}, {})
 
 
-def test_a_look_writes_nothing_and_tells_what_would_be(tmp_path: Path):
+def test_a_dry_run_of_a_replay_writes_nothing_and_reports_the_outcome(tmp_path: Path):
     routes = [RouteConfig(field="kind", to=("db.{value}",))]
     known = table(tmp_path, "db.a")
     replaying = Replaying(tmp_path, known, routes=routes, names=["db.{value}"], notes=None)

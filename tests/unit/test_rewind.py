@@ -362,7 +362,7 @@ def test_what_is_no_cut_is_refused(text: str):
         World().choose(text)
 
 
-def test_a_partition_that_came_later_stands_at_its_beginning():
+def test_a_later_partition_is_at_its_beginning():
     world = World(alone=True)
     world.make("db.a")
     world.make("db.a", at=Q)
@@ -402,7 +402,7 @@ def test_no_boundary_lies_behind_rows_that_do_not_join():
 # ── which boundary all tables share ──────────────────────────────────────────────────────────────
 
 
-def test_absorbed_batches_share_a_snapshot_and_a_boundary_between_them_is_nobodys():
+def test_absorbed_batches_share_a_snapshot_and_have_no_boundary_between_them():
     world = filled(["db.a", "db.b"])
     for _ in range(3):
         world.make("db.a", "db.b")
@@ -415,7 +415,7 @@ def test_absorbed_batches_share_a_snapshot_and_a_boundary_between_them_is_nobody
     assert [move.commits for move in choice.moves] == [1, 3]
 
 
-def test_what_went_elsewhere_holds_nobody_back():
+def test_offsets_that_went_elsewhere_hold_no_table_back():
     """An entry begins where its table's ledger ends, far below the boundary; it holds nothing
     there, and the index knows."""
     world = filled(["db.a", "db.b"], ["db.b"], ["db.b"], ["db.a"])
@@ -436,7 +436,7 @@ def test_a_table_that_is_ahead_of_the_index_goes_back_with_the_others():
     world.check(world.rewind("batch:1"))
 
 
-def test_what_is_staged_says_what_a_commit_holds_that_no_row_of_the_index_tells_of_yet():
+def test_staged_batches_have_the_ranges_of_commits_that_the_index_lacks():
     world = filled(["db.a", "db.b"], ["db.b"], ["db.b"])
     world.make("db.a")
     world.commit("db.a")  # from 10, where its ledger ends; its records begin at 30
@@ -477,7 +477,7 @@ def test_a_batch_whose_record_was_lost_and_read_again_in_other_pieces_is_not_tor
     assert choice.boundary.batch == 0, f"the boundary at 15 lies within {lost.commit_id}"
 
 
-def test_a_table_that_was_rolled_back_by_hand_is_joined_where_it_stands():
+def test_a_table_that_was_rolled_back_by_hand_is_joined_at_its_position():
     world = filled(["db.a", "db.b"], ["db.a", "db.b"], ["db.a", "db.b"])
     older = [s.id for s in world.tables["db.a"].history("main")][1]
     world.tables["db.a"].refs["main"] = older
@@ -656,7 +656,7 @@ def test_a_lost_answer_is_read_back():
     world.check(world.rewind("batch:0", step))
 
 
-def test_a_writer_in_between_is_a_conflict_and_looked_at_again():
+def test_a_writer_in_between_is_a_conflict_and_is_read_again():
     world = filled(["db.a"], ["db.a"])
     table = world.tables["db.a"]
     times = [1]
@@ -700,7 +700,7 @@ def test_a_run_that_starts_during_a_rewind_is_refused_and_the_rewind_ends():
 
     def step(name: str, table: str) -> None:
         if name not in ("claimed", "done"):
-            with pytest.raises(Gap, match="a rewind to batch:0 was begun and not finished"):
+            with pytest.raises(Gap, match="a rewind to batch:0 is unfinished"):
                 world.begin_run()
             refused.append(name)
 
@@ -716,7 +716,7 @@ def test_a_run_that_claims_before_it_can_see_the_note_goes_on_and_the_rewind_doe
         if name == "claimed":
             world.begin_run()
 
-    with pytest.raises(Fenced, match=r"claimed db\.index meanwhile"):
+    with pytest.raises(Fenced, match=r"claimed db\.index at the same time"):
         world.rewind("batch:0", step)
     assert note_of(world.index.properties, "s") is None
     world.make("db.a")
@@ -826,7 +826,7 @@ doings = st.lists(
     by_hand=("db.a", 2),
     more=[],
 )
-def test_whatever_happened_before_and_wherever_it_is_killed_all_stand_together_afterwards(
+def test_after_any_history_and_a_kill_at_any_step_all_tables_are_at_one_cut(
     doings: list[Any], batch: int, kills: list[int], by_hand: Any, more: list[list[str]]
 ):
     world = World()
@@ -898,7 +898,7 @@ def test_an_unfinished_rewind_names_the_command_that_finishes_it():
         ("append", {"added-records": "5"}, True),
     ],
 )
-def test_what_a_compaction_takes_away_is_nobodys(
+def test_rows_that_a_compaction_removes_are_not_foreign(
     operation: str, summary: dict[str, str], others: bool
 ):
     snapshot = Snapshot(1, None, 1, 1, operation, summary)

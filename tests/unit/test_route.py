@@ -58,7 +58,7 @@ def test_the_order_of_columns_is_the_tables():
     assert out.select(["a", "b"]).to_pylist() == [{"a": 2, "b": 1}]
 
 
-def test_the_metadata_columns_may_stand_anywhere_and_have_other_names():
+def test_the_metadata_columns_may_be_anywhere_and_have_other_names():
     metadata = MetadataColumns("t", "p", "o", "at")
     target = pa.schema([*metadata.fields, x(pa.int64())])
     out = project_rows(one(pa.int64(), [1]), target, metadata, P, np.array([5]), np.array([0]))
@@ -79,7 +79,7 @@ def test_a_record_without_a_timestamp_has_none_instead_of_1969():
     assert out.column("_timestamp")[0].as_py() is None
 
 
-def test_key_and_headers_stand_behind_the_timestamp_and_may_be_null():
+def test_key_and_headers_follow_the_timestamp_and_may_be_null():
     assert ENVELOPE.fields == [
         *METADATA.fields,
         pa.field("_key", pa.large_binary()),

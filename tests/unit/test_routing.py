@@ -584,7 +584,7 @@ def test_a_table_with_a_name_of_its_own_is_not_filled_through_a_template():
     assert rules.template("lake.t_x") == "lake.t_{kind}"
 
 
-def test_there_is_room_for_so_many_tables_and_no_more():
+def test_max_tables_is_a_limit():
     rules = by_value(known=["lake.old"], room=2)
     out = ways(rules.sort("t", typed("a", "old", "b", "c", "a")), 5)
     assert out == [("lake.a",), ("lake.old",), ("lake.b",), "name", ("lake.a",)]
@@ -675,7 +675,7 @@ def test_a_rule_that_some_record_may_reach_is_taken(before: Any, behind: Any):
         (("lake.a", "lake.A"), "there is the table lake.a"),
         (("lake.a", "lake.a"), "two [[table]] of this name"),
         (("lake.a", "lake.a.b"), "there is the table lake.a"),
-        (("lake.{a}", "lake.{b}"), "cannot tell tables of lake.{b} from tables of lake.{a}"),
+        (("lake.{a}", "lake.{b}"), "cannot distinguish tables of lake.{b} from tables of lake.{a}"),
         (("lake.{a",), "cannot use table name 'lake.{a'"),
         (("lake.{}",), "cannot use table name"),
         (("lake.{a}-b",), "cannot use table name"),
@@ -827,7 +827,7 @@ def test_rules_over_paths_work_on_what_peek_saw():
 
 
 @pytest.mark.parametrize("room", [0, -1, -1000])
-def test_where_there_is_no_room_or_less_than_none_no_name_from_data_is_admitted(room: int):
+def test_at_or_beyond_max_tables_no_name_from_data_is_admitted(room: int):
     """Less than none: the cap was lowered below what is there."""
     rules = RoutingRules(
         [RouteConfig(field="kind", to=("db.t_{value}",))],

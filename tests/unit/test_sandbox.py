@@ -179,7 +179,7 @@ def test_one_child_settles_all_chunks():
     assert made._child is first
 
 
-def test_the_child_ends_with_whoever_held_it():
+def test_the_child_ends_with_its_parent():
     made = Sandbox(plain())
     made.process(HERE, opened(words()), None, frozenset())
     assert made._child is not None
@@ -233,7 +233,7 @@ def test_a_record_that_never_ends_is_one_too(monkeypatch: pytest.MonkeyPatch):
     assert len(by_offset(settled)) == 1
 
 
-def test_an_error_that_nobody_thought_of_is_reported_with_the_tables_the_topic_names():
+def test_an_unforeseen_error_is_reported_with_the_tables_that_the_topic_names():
     broken = TablePlan(WriterSpec("db.a", "", "{", 0, "", {}, 0, "", {}), METADATA, "")
     settled = settle(
         ChunkPipeline(ChunkPlan(RecordFormat("raw"), None, {"db.a": broken}, only="db.a")), [b"x"]

@@ -169,7 +169,7 @@ def test_names_that_differ_only_in_case_are_found_everywhere(columns: dict[str, 
         ({"": pa.int64()}, "column '' has no name"),
     ],
 )
-def test_names_that_iceberg_could_not_tell_apart_are_a_misfit(
+def test_names_that_iceberg_cannot_distinguish_are_a_misfit(
     columns: dict[str, pa.DataType], words: str
 ):
     with pytest.raises(SchemaMismatch, match=words):

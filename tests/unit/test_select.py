@@ -143,11 +143,11 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     ({"select": ["'d' as _op", "*"], "mode": "changelog", "key": ["id"]}, "_op is the change log"),
     ({"select": ["a"], "aliases": {"b": "a"}}, "it has aliases and select"),
-    ({"select": ["null as a"]}, "select makes 'a' null, and no type says of what"),
+    ({"select": ["null as a"]}, "select makes 'a' null without a type"),
     ({"select": ["mask('a') as a"]}, "select hides a constant"),
     ({"key_column": "k", "key_column_type": "text"}, "key_column_type 'text' is unknown"),
-    ({"key_column": "k", "key_column_type": "struct"}, "nothing says their types"),
-    ({"key_fields_prefix": "k_"}, "nothing says their types"),
+    ({"key_column": "k", "key_column_type": "struct"}, "their types are missing"),
+    ({"key_fields_prefix": "k_"}, "their types are missing"),
 ]
 
 

@@ -231,7 +231,7 @@ def test_a_changed_definition_that_cannot_start_gives_way_to_the_former(sink: Su
     assert sink.next() == Restart(bad)
     sink.stopped()
     assert sink.next() == Start(bad)
-    sink.failed(ConfigError("cannot read topic nothing: it is not there"))
+    sink.failed(ConfigError("cannot read topic nothing: it does not exist"))
     assert sink.next() == Start(former)
     sink.started()
     assert sink.next() == Watch()
@@ -239,7 +239,9 @@ def test_a_changed_definition_that_cannot_start_gives_way_to_the_former(sink: Su
     assert sink.status.state == "running"
 
 
-def test_it_gives_way_only_for_what_a_person_must_mend(sink: Supervision, clock: Time):
+def test_a_definition_is_replaced_only_for_errors_that_an_operator_must_fix(
+    sink: Supervision, clock: Time
+):
     new = defined(sink={"topics": ["orders", "refunds"]})
     sink.define(new)
     sink.next()
@@ -272,19 +274,19 @@ def test_pauses_grow_and_are_short_again_after_a_long_run(sink: Supervision, clo
 
 def test_what_frazil_does_not_know_is_not_tried_for_ever(sink: Supervision, clock: Time):
     for _ in range(UNKNOWN_FAILURES - 1):
-        sink.failed(FrazilError("cannot go on: KeyError"))
+        sink.failed(FrazilError("unexpected error: KeyError"))
         assert sink.status.state == "retrying"
         clock.now += LONGEST_PAUSE
         assert isinstance(sink.next(), Start)
         sink.started()
-    sink.failed(FrazilError("cannot go on: KeyError"))
+    sink.failed(FrazilError("unexpected error: KeyError"))
     assert sink.status.state == "failed"
 
 
 @pytest.mark.parametrize(
     ("error", "state"), [(Fenced("newer"), "fenced"), (Expired("gone"), "failed"), (None, "ended")]
 )
-def test_a_final_state_lasts_until_somebody_touches_the_definition(
+def test_a_final_state_lasts_until_the_definition_changes(
     sink: Supervision, clock: Time, error: FrazilError | None, state: str
 ):
     sink.ended() if error is None else sink.failed(error)
@@ -296,7 +298,7 @@ def test_a_final_state_lasts_until_somebody_touches_the_definition(
     assert sink.next() == Start(touched)
 
 
-def test_a_definition_may_say_that_the_sink_stands_still(sink: Supervision):
+def test_a_definition_may_stop_the_sink(sink: Supervision):
     still = dataclasses.replace(sink.definition, running=False)
     sink.define(still)
     assert sink.next() == Stop()
@@ -308,7 +310,7 @@ def test_a_definition_may_say_that_the_sink_stands_still(sink: Supervision):
     assert sink.next() == Start(again)
 
 
-def test_a_failure_while_it_leaves_is_told_and_not_mended(sink: Supervision):
+def test_a_failure_during_the_stop_is_reported_and_not_retried(sink: Supervision):
     sink.leave("the service ends")
     assert sink.next() == Stop()
     sink.failed(Unavailable("cannot end: 3 batches are staged"))
@@ -449,7 +451,7 @@ def test_a_folder_defines_a_sink_for_each_file(tmp_path: Path):
     assert now.problems == {}
 
 
-def test_a_file_counts_when_two_looks_have_seen_it_alike(tmp_path: Path):
+def test_a_file_counts_when_two_reads_agree(tmp_path: Path):
     path = write(tmp_path, "a.toml", "a")
     files = ConfigFiles([tmp_path])
     first = files.read().sinks["a"]
@@ -732,7 +734,7 @@ def test_a_defect_is_a_failure_of_its_sink_only(world: World, folder: Path):
         eventually(lambda: service.sinks["a"].state == "failed")
         error = service.sinks["a"].error
         assert error is not None
-        assert error.message == "cannot go on: KeyError: 'x'"
+        assert error.message == "unexpected error: KeyError: 'x'"
         assert "Traceback" in error.detail
         assert [service.sinks[sink].state for sink in "bc"] == ["running"] * 2
 
@@ -755,7 +757,7 @@ def test_files_that_come_change_and_go_are_followed(world: World, folder: Path):
         eventually(lambda: service.sinks["c"].refused)
         assert world.of("c") == ["start"]
     assert "a: restarting: [sink] topics changed" in world.said
-    assert "b: stopping: b.toml does not define it any more" in world.said
+    assert "b: stopping: b.toml no longer defines it" in world.said
     assert sum("not TOML" in line for line in world.said) == 1, "once, and not at every look"
 
 
@@ -788,7 +790,7 @@ def test_a_folder_without_a_sink_is_refused(world: World, tmp_path: Path):
 def test_when_sparks_process_has_ended_nothing_is_tried_again(world: World, folder: Path):
     with world.service(folder).start() as service:
         eventually(lambda: all(s.state == "running" for s in service.sinks.values()))
-        world.failure = FrazilError("cannot go on: Spark's process has ended")
+        world.failure = FrazilError("cannot continue: Spark's process has ended")
         world.errors["a"].append(ConnectionRefusedError("refused"))
         assert service.wait(WITHIN)
         with pytest.raises(FrazilError, match="process has ended"):
@@ -845,7 +847,7 @@ def test_settings_of_a_session_are_each_sinks_own():
     spark_of(*(config(s, spark={"spark.sql.shuffle.partitions": s}) for s in ("1", "2")))
 
 
-def test_a_secret_of_the_process_is_not_told(monkeypatch: pytest.MonkeyPatch):
+def test_a_secret_of_the_process_is_not_shown(monkeypatch: pytest.MonkeyPatch):
     key = "spark.hadoop.fs.s3a.secret.key"
     monkeypatch.setenv("FIRST_SECRET", "hunter2")
     monkeypatch.setenv("OTHER_SECRET", "hunter3")

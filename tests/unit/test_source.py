@@ -266,7 +266,7 @@ def test_what_retention_deleted_is_reported_to_the_offset(kafka: Kafka):
     with pytest.raises(Expired) as caught:
         planner().require(Cut({A: 4, B: 6}), marks)
     assert caught.value.message == (
-        "cannot go on: retention has deleted orders[0] [4, 10), orders[1] [6, 7) (7 offsets) "
+        "cannot continue: retention has deleted orders[0] [4, 10), orders[1] [6, 7) (7 offsets) "
         "before they were read"
     )
 
@@ -321,7 +321,7 @@ def test_what_is_gone_of_a_topic_that_is_new_is_said(
 ):
     kafka.low[B] = 3
     assert planner().start(Cut(), "earliest") == Cut({A: 0, B: 3})
-    assert "orders[1] begins at offset 3: what lay before was deleted" in caplog.text
+    assert "orders[1] begins at offset 3: earlier offsets were deleted" in caplog.text
     assert "orders[0]" not in caplog.text
     caplog.clear()
     planner().start(Cut(), "latest")
@@ -570,7 +570,7 @@ def test_batches_that_are_full_do_not_wait(kafka: Kafka, now: list[float]):
 
 
 @pytest.mark.usefixtures("password")
-def test_nothing_gathers_while_somebody_waits_for_it(kafka: Kafka, now: list[float]):
+def test_nothing_gathers_while_a_caller_waits_for_it(kafka: Kafka, now: list[float]):
     gathering = BatchGathering(60.0)
     stream = reader(Cut({A: 0, B: 0}), gathering=gathering)
     stream.latestOffset()
@@ -644,7 +644,7 @@ def test_a_topic_that_was_adopted_is_asked_by_kafkas_name_and_answers_by_its_own
 def test_one_that_was_made_again_once_more_is_seen(kafka: Kafka):
     kafka.ids["orders"] = "id-2"
     with pytest.raises(
-        IdentityMismatch, match="topic orders@7 was dropped and made again"
+        IdentityMismatch, match="topic orders@7 was dropped and recreated"
     ) as caught:
         planner(origin=AGAIN).origin()
     assert caught.value.hint.endswith("frazil offsets adopt-topic CONFIG --topic orders")
@@ -682,13 +682,13 @@ def test_a_log_that_lost_its_tail_and_grew_again_stops_the_stream_with_the_range
     kafka.epochs = {A: [(3, 90), (5, 1000)], B: [(3, 500)]}
     where = planner(origin=TopicIdentity(leaders={A: 3, B: 3}))
     with pytest.raises(
-        IdentityMismatch, match=r"grew again: orders\[0\] \[90, 100\) were read"
+        IdentityMismatch, match=r"truncated and overwritten: orders\[0\] \[90, 100\) were read"
     ) as error:
         require(where, Cut({A: 100, B: 100}))
     assert "frazil offsets seek CONFIG --to orders:0:90" in error.value.hint
     assert kafka.asked == [{A: 3}], "where the leader is still the same, nothing is asked"
     with pytest.raises(
-        IdentityMismatch, match="grew again"
+        IdentityMismatch, match="truncated and overwritten"
     ):  # and again, as long as nobody decides
         require(where, Cut({A: 100, B: 100}))
 
@@ -726,7 +726,7 @@ def test_a_broker_that_no_longer_knows_the_epoch_has_lost_everything(kafka: Kafk
 def test_what_retention_took_of_the_other_records_is_not_gone_back_to(kafka: Kafka):
     kafka.low[A] = 95
     kafka.epochs = {A: [(3, 90), (5, 1000)]}
-    with pytest.raises(IdentityMismatch, match="grew again") as error:
+    with pytest.raises(IdentityMismatch, match="truncated and overwritten") as error:
         require(planner(origin=TopicIdentity(leaders={A: 3})), Cut({A: 100}))
     assert "--to orders:0:95" in error.value.hint
 
@@ -740,7 +740,7 @@ def test_epochs_that_a_ledger_knows_are_compared_and_nothing_else(kafka: Kafka):
     where.compare(Cut({A: 100}), {})
     where.compare(Cut({A: 100}), {B: 3})
     assert len(kafka.asked) == 1, "what was compared before is forgotten"
-    lost = r"grew again: orders\[0\] \[90, 100\) were read"
+    lost = r"truncated and overwritten: orders\[0\] \[90, 100\) were read"
     with pytest.raises(IdentityMismatch, match=lost) as error:
         where.compare(Cut({A: 100, B: 100}), {A: 3, B: 3})
     assert "use another sink id" in error.value.hint, "the position of a query cannot be moved"
@@ -786,7 +786,7 @@ def test_the_planning_process_gets_the_epochs(kafka: Kafka):
         parallelism=1,
         until=None,
     )
-    with pytest.raises(RuntimeError, match="grew again"):
+    with pytest.raises(RuntimeError, match="truncated and overwritten"):
         RangeStreamReader(json.loads(given["plan"])).latestOffset()
 
 
@@ -806,7 +806,7 @@ def test_that_topics_have_no_ids_is_said_and_taken_for_nothing_else(
     where.origin()
     assert where.known.topics == {"orders": "id-1"}
     kafka.ids = {"orders": "id-2"}
-    with pytest.raises(IdentityMismatch, match="dropped and made again"):
+    with pytest.raises(IdentityMismatch, match="dropped and recreated"):
         where.origin()
     # An old broker that answers in between does not make it forget.
     kafka.ids = {"orders": "AAAAAAAAAAAAAAAAAAAAAA"}

@@ -114,7 +114,7 @@ def test_rows_of_a_query_are_not_upserted():
 
 
 @pytest.mark.parametrize("mode", ["", "MODE APPEND", "KEY (a) MODE UPSERT"])
-def test_groups_without_an_end_are_refused_where_they_stand(mode: str):
+def test_endless_groups_are_refused_with_their_location(mode: str):
     view = f"CREATE VIEW v AS\nSELECT a, count(*) {SOURCE} e\n  JOIN t USING (a)\n  GROUP BY a"
     for statements in ((view,), (view, f"CREATE SINK s FROM v {TARGET} {mode}")):
         error = refused(*statements)
@@ -144,9 +144,9 @@ def test_windows_and_groups_of_tables_are_left_to_spark():
         (f"CREATE SINK s {SOURCE} {TARGET} WITH (TRIGGER = '3' 's')", "behind the", "'s')"),
         (f"CREATE SINK s {SOURCE} {TARGET} WITH (TRIGGER = auto)", "single quotes", "auto"),
         (f"CREATE SINK s {SOURCE} {TARGET} WITH (TRIGGER = 'no')", "20s, found 'no'", "'no'"),
-        (f"CREATE SINK s {SOURCE} {TARGET} WITH (ID = 'no')", "the statement itself", "ID"),
-        (f"CREATE SINK s {SOURCE} {TARGET} KEY (a) KEY (b)", "stands here twice", "b"),
-        (f"CREATE SINK s {SOURCE} {TARGET} MODE UPSERT", "no key says", "UPSERT"),
+        (f"CREATE SINK s {SOURCE} {TARGET} WITH (ID = 'no')", "a clause of the statement", "ID"),
+        (f"CREATE SINK s {SOURCE} {TARGET} KEY (a) KEY (b)", "is given twice", "b"),
+        (f"CREATE SINK s {SOURCE} {TARGET} MODE UPSERT", "key is missing", "UPSERT"),
         (f"CREATE SINK s {SOURCE} {TARGET} WITH ('x.y' = 1)", "its section before it", "'x.y'"),
         (f"CREATE SINK s FROM vieww {TARGET}", "there is no view vieww", "vieww"),
         (
@@ -318,7 +318,7 @@ def test_a_sink_is_altered_where_it_stays_valid():
         sink, "ALTER SINK s SET (COMMIT INTERVAL = '7s')", "ALTER SINK s RESET (PRIORITY)"
     )
     assert (made.sink.commit_interval, made.tables[0].priority) == ("7s", 0)
-    assert "no key says" in refused(sink, "ALTER SINK s SET (MODE 'upsert')").message
+    assert "key is missing" in refused(sink, "ALTER SINK s SET (MODE 'upsert')").message
     error = refused(sink, "ALTER CONNECTION k RESET (BROKER)")
     assert '"bootstrap.servers" is missing' in error.message
 
@@ -388,7 +388,7 @@ def test_two_changes_at_once_are_a_conflict(tmp_path: Path):
     first, other = DefinitionFiles(folder), DefinitionFiles(folder)
     before = first.read()
     other.write(other.read(), {"secrets/pass.sql": "CREATE SECRET pass AS 'env:OTHER';\n"})
-    with pytest.raises(Conflict, match="somebody just did"):
+    with pytest.raises(Conflict, match="another process changed them"):
         first.write(before, {"secrets/pass.sql": "CREATE SECRET pass AS 'env:MINE';\n"})
     assert "OTHER" in (folder / "secrets/pass.sql").read_text()
 

@@ -159,7 +159,7 @@ def test_statements_of_several_lines_run_on_a_terminal(terminal: Terminal, tmp_p
         "CREATE SECRET pass AS 'env:PASSWORD';\n"
     )
     terminal.type("CREATE SECRET other AS 'hunter2';\r")
-    terminal.shows("the secret itself stands in the statement")
+    terminal.shows("the secret itself is written in the statement")
     terminal.type("show sec\t")
     terminal.shows("SECRETS")
     terminal.type(";\r")

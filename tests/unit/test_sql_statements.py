@@ -69,12 +69,18 @@ def test_statements_of_a_file_are_kept_in_a_directory(frazil: Frazil, tmp_path: 
 @pytest.mark.parametrize(
     ("statement", "effect"),
     [
-        ("ALTER SINK s SET (COMMIT INTERVAL '2m')", "goes on without a restart: [sink] commit_int"),
+        (
+            "ALTER SINK s SET (COMMIT INTERVAL '2m')",
+            "continues without a restart: [sink] commit_int",
+        ),
         ("ALTER SINK s SET (TRIGGER '5s')", "restarts after its batch: [sink] trigger changed"),
         ("ALTER SINK s TABLE 'orders' SET (FORMAT VERSION 3)", "restarts after its batch: [[table"),
         ("ALTER CONNECTION k SET (CLIENT ID 'x')", "restarts after its batch: [kafka] client.id"),
-        ("ALTER CONNECTION cat SET (WAREHOUSE 'x')", "goes on as before if it runs: [catalog] war"),
-        ("ALTER SINK s RESET (PRIORITY)", "goes on without a restart: [[table]] shop.orders pri"),
+        (
+            "ALTER CONNECTION cat SET (WAREHOUSE 'x')",
+            "continues as before if it runs: [catalog] war",
+        ),
+        ("ALTER SINK s RESET (PRIORITY)", "continues without a restart: [[table]] shop.orders pri"),
         ("DROP SINK s", "stops after its batch; its tables and their data stay"),
     ],
 )
@@ -136,7 +142,7 @@ def test_a_statement_is_applied_to_what_others_made_meanwhile():
                 self.left -= 1
                 name = f"s{self.left}"
                 super().write(before, {f"{name}.sql": f"CREATE SECRET {name} AS 'env:X'"})
-                raise Conflict("cannot change definitions: somebody just did")
+                raise Conflict("cannot change definitions: another process changed them")
             assert self.read().version == before.version
             super().write(before, texts)
 

@@ -169,17 +169,17 @@ def test_a_table_that_the_sink_filled_and_the_index_does_not_know_is_refused():
     earlier.claim(lambda _: Cut({P: 0}))
     startup.refuse_unknown(_holding(table))  # type: ignore[arg-type]
     put(earlier, batch(0, 5, "a"))
-    with pytest.raises(Gap, match=r"table db\.t holds what sink s wrote before"):
+    with pytest.raises(Gap, match=r"table db\.t has rows of sink s"):
         startup.refuse_unknown(_holding(table))  # type: ignore[arg-type]
 
 
-def test_before_an_index_is_made_anew_every_table_is_asked_unless_there_is_one_alone():
+def test_before_an_index_is_created_again_every_table_is_asked_unless_there_is_only_one():
     table = FakeTable()
     put(target(table), batch(0, 5, "a"))
     for alone in (True, False):
         startup = _starting(alone=alone)
         startup.tables = SimpleNamespace(held={"db.t": _holding(table)})  # type: ignore[assignment]
-        with nullcontext() if alone else pytest.raises(Gap, match="knows nothing"):
+        with nullcontext() if alone else pytest.raises(Gap, match="has no entry of the sink"):
             startup._refuse_a_lost_index()
 
 
@@ -195,7 +195,7 @@ def test_a_table_that_says_the_sink_fills_it_and_has_no_entry_is_refused(alone):
     table.refs.pop("frazil/s", None)
     table.add(["somebody's"], {})
     table.expire()
-    with pytest.raises(Expired, match="nothing says up to which offset"):
+    with pytest.raises(Expired, match="their position is unknown"):
         startup._refuse_a_lost_index()
     late = TableCommitter(table, "main", "s", 2, FakeClock(), claimed_first=True)
     assert not late.head().complete, "nor is it taken for new where the index is there"
@@ -223,7 +223,9 @@ def test_the_property_of_a_filled_table_is_written_once_whatever_the_catalog_ans
         target(table).set_filled("db.i")
 
 
-@pytest.mark.parametrize(("new_uuid", "fact"), [(None, "is gone"), ("b", "was dropped and made")])
+@pytest.mark.parametrize(
+    ("new_uuid", "fact"), [(None, "was dropped while"), ("b", "was dropped and recreated")]
+)
 def test_a_table_that_is_replaced_between_two_loads_is_not_opened(new_uuid, fact):
     first = SimpleNamespace(name="db.t", uuid="a")
     again = new_uuid and SimpleNamespace(name="db.t", uuid=new_uuid)

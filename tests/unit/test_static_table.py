@@ -412,7 +412,9 @@ def test_a_newer_format_is_not_guessed_at(made: Made):
 
 
 def test_a_metadata_file_that_is_gone_is_named(tmp_path: Path):
-    with pytest.raises(IdentityMismatch, match=r"cannot read .*/v9.metadata.json: it is not there"):
+    with pytest.raises(
+        IdentityMismatch, match=r"cannot read .*/v9.metadata.json: it does not exist"
+    ):
         ReadOnlyTable("t", str(tmp_path / "v9.metadata.json"), {})
 
 
@@ -654,7 +656,7 @@ def test_files_of_a_branch_or_of_any_snapshot(made: Made):
     assert [file.path for file in table.files("other")[0]] == ["b"]
     assert [file.path for file in table.files("main", 1)[0]] == ["a"]
     assert table.files("none") == ([], 0)
-    with pytest.raises(Expired, match=r"cannot read snapshot 9 of table db.t: it is not there"):
+    with pytest.raises(Expired, match=r"cannot read snapshot 9 of table db.t: it does not exist"):
         table.files(snapshot_id=9)
 
 
@@ -732,7 +734,7 @@ def test_a_manifest_that_is_gone_is_named(made: Made):
     made.commit(manifest)
     Path(manifest["manifest_path"]).unlink()
     with pytest.raises(
-        IdentityMismatch, match=f"cannot read {manifest['manifest_path']}: it is not there"
+        IdentityMismatch, match=f"cannot read {manifest['manifest_path']}: it does not exist"
     ):
         made.plain().files()
 
@@ -844,7 +846,7 @@ def test_files_whose_bounds_exclude_the_values_are_not_opened(index: Made):
     Path(index.path("data", "a")).unlink()
     table = index.plain()
     assert table.rows(["table_name"], {"table_name": ["db.f", "zz"]}).num_rows == 2
-    with pytest.raises(IdentityMismatch, match="it is not there"):
+    with pytest.raises(IdentityMismatch, match="it does not exist"):
         table.rows(["table_name"], {"table_name": ["db.b"]})
 
 
@@ -1033,7 +1035,7 @@ def test_a_catalog_in_sqlite_says_where_its_tables_are(made: Made, tmp_path: Pat
 def test_catalogs_that_share_a_database_are_distinguished_by_name(made: Made, tmp_path: Path):
     rows = [("one", "db", "t", made.save(), None, None), ("two", "db", "t", "/other", None, None)]
     catalog = catalog_of(tmp_path, rows)
-    with pytest.raises(ConfigError, match=r"which table db.t is meant: catalogs one and two have"):
+    with pytest.raises(ConfigError, match=r"table db.t among several: catalogs one and two have"):
         find(catalog, "db.t")
     assert find({**catalog, "name": "one"}, "db.t") is not None
     assert find({**catalog, "name": "three"}, "db.t") is None
@@ -1041,7 +1043,7 @@ def test_catalogs_that_share_a_database_are_distinguished_by_name(made: Made, tm
 
 def test_a_catalog_that_is_not_there_is_no_empty_one(tmp_path: Path):
     catalog = {"type": "jdbc", "uri": f"jdbc:sqlite:{tmp_path}/none.db"}
-    with pytest.raises(ConfigError, match=r"cannot open catalog .*none.db: it is not there"):
+    with pytest.raises(ConfigError, match=r"cannot open catalog .*none.db: it does not exist"):
         find(catalog, "db.t")
     assert not (tmp_path / "none.db").exists()
     with sqlite3.connect(tmp_path / "none.db") as database:

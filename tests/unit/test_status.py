@@ -126,12 +126,12 @@ def make_again(world: World) -> None:
 
 
 DOUBTS: dict[Callable[[World], None], tuple[str, str, str]] = {
-    roll_back: ("db.a", "Gap", "rolled back behind the snapshot"),
-    put_back: ("db.a", "Gap", "put back to an older state; .* orders\\[0\\] \\[10, 20\\)"),
-    expire_all: ("db.a", "Expired", "no tag is left"),
-    expire_the_index: ("db.index", "Expired", "its ledger, which records the position, is gone"),
-    drop: ("db.a", "IdentityMismatch", "it is gone"),
-    make_again: ("db.a", "IdentityMismatch", "dropped and made again"),
+    roll_back: ("db.a", "Gap", "rolled back to before snapshot"),
+    put_back: ("db.a", "Gap", "was rolled back; the index records orders\\[0\\] \\[10, 20\\)"),
+    expire_all: ("db.a", "Expired", "its tag was removed"),
+    expire_the_index: ("db.index", "Expired", "not its ledger, which records the position"),
+    drop: ("db.a", "IdentityMismatch", "it does not exist"),
+    make_again: ("db.a", "IdentityMismatch", "dropped and recreated"),
 }
 
 
@@ -189,7 +189,7 @@ def test_status_and_offsets_show_name_tables_in_doubt(
     shown = show_offsets(world.config, world.open)
     assert shown["in_doubt"] == shown_status["in_doubt"]
     show(shown, output())
-    assert "in doubt: db.a: Gap: cannot go on with table db.a" in capsys.readouterr().out
+    assert "in doubt: db.a: Gap: cannot commit to table db.a" in capsys.readouterr().out
 
 
 # ── rejected records ─────────────────────────────────────────────────────────────────────────────

@@ -212,7 +212,7 @@ def test_where_something_is_needed_nothing_counts_but_all_needs_are_reported(
     assert result.total.range == Range(HERE, 0, 20)
 
 
-def test_a_dry_run_tells_needs_and_writes_nothing(log: Log, kinds: BatchPlan, tmp_path: Path):
+def test_a_dry_run_reports_needs_and_writes_nothing(log: Log, kinds: BatchPlan, tmp_path: Path):
     log |= {0: doc(id=0, kind="a"), 1: b"{", 2: doc(id=0, kind="a", more=1)}
     bare = replace(kinds, dead_letters=None)
     assert list(run(bare, Range(HERE, 0, 3), dry=True).needs) == ["db.a"]

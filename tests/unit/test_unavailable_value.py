@@ -65,7 +65,7 @@ def test_the_placeholder_is_known_in_every_shape(kind: pa.DataType, value: Any):
         (pa.large_string(), "b68a35a7-17ad-35b3-af2a-ae46edb4545a"),
     ],
 )
-def test_what_only_looks_like_it_is_a_value(kind: pa.DataType, value: Any):
+def test_similar_values_are_values(kind: pa.DataType, value: Any):
     look = Placeholder(TEXT)
     assert look.in_columns(pa.table({"c": pa.array([value, None], kind)})) == {}
 

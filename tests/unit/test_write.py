@@ -370,7 +370,7 @@ def test_two_partition_fields_make_every_combination_apart(tmp_path: Path):
         assert [row["n"] for row in inside] == sorted(row["n"] for row in inside)
 
 
-def test_a_partition_field_may_stand_inside_a_struct(tmp_path: Path):
+def test_a_partition_field_may_be_inside_a_struct(tmp_path: Path):
     where = shape(tmp_path, pa.schema({"s": pa.struct({"k": pa.string()})}), "s.k")
     grouped = by_partition(written(where, {"s": [{"k": "a"}, {"k": "b"}, {"k": "a"}, None]}))
     assert {key: len(rows) for key, rows in grouped.items()} == {("a",): 2, ("b",): 1, (None,): 1}
@@ -408,7 +408,7 @@ def test_rows_of_a_partition_stay_in_offset_order(tmp_path: Path):
         assert [row["n"] for row in rows] == sorted(row["n"] for row in rows)
 
 
-def test_a_partition_value_that_looks_like_a_path_stays_in_its_folder(tmp_path: Path):
+def test_a_partition_value_like_a_path_stays_in_its_folder(tmp_path: Path):
     where = shape(tmp_path, pa.schema({"k": pa.string()}), "k")
     (fact,) = facts(written(where, {"k": ["../../x"]}))
     assert Path(fact["file-path"]).resolve().is_relative_to(tmp_path / "data")

@@ -41,7 +41,7 @@ def compare(
         offset = position.get(partition)
         if low is None or end is None:
             findings.append(
-                Finding("unaccounted", f"{partition} is gone; it was read up to {offset}")
+                Finding("unaccounted", f"{partition} no longer exists; it was read up to {offset}")
             )
             continue
         if offset is not None:
@@ -51,8 +51,7 @@ def compare(
         findings.append(
             Finding(
                 "unaccounted",
-                f"{lost} were read and are no longer in the topic, "
-                "which lost its tail and grew again",
+                f"{lost} were read, but the topic was truncated and has other records there now",
                 (lost,),
             )
         )
@@ -66,8 +65,8 @@ def _changed_identity(entry: LedgerEntry, origin: TopicIdentity) -> Iterator[Fin
         if ledger.differs(origin, topic):
             yield Finding(
                 "unaccounted",
-                f"topic {topic} was dropped and made again; "
-                f"expected id {known}, found {origin.topics[topic]}",
+                f"topic {topic} was dropped and recreated; expected id {known}, found "
+                f"{origin.topics[topic]}",
             )
     if entry.cluster and entry.cluster != origin.cluster:
         yield Finding(

@@ -244,7 +244,7 @@ def of_sink(config: Config, opened: Open, deep: bool = False) -> AuditResult:
             branch = config.branch(name)
             reports = _reports(table, branch, list(table.history(branch)), indexes, deep)
         if reports is None and name in known:
-            gone = Finding("gap", "the table is gone; the index says that it was there")
+            gone = Finding("gap", "the table does not exist; the index has rows of it")
             reports = [TableReport(name, config.sink.id, (), 0, (gone,))]
         own = [
             report
@@ -330,8 +330,8 @@ def _audit(evidence: Evidence, sink: str = "") -> list[TableReport]:
         raise Fatal(
             f"cannot audit table {evidence.table}: an entry of its ledger, or a row of its index, "
             f"cannot be read: {type(error).__name__}: {error}",
-            hint="it was altered by hand, or damaged; frazil index rebuild CONFIG writes the index "
-            "anew, and rollback_to_snapshot leaves a damaged snapshot of a table",
+            hint="it was altered by hand, or damaged; frazil index rebuild CONFIG writes the "
+            "index again, and rollback_to_snapshot leaves a damaged snapshot of a table",
         ) from None
 
 
@@ -501,7 +501,7 @@ def beginnings(proof: AuditResult) -> list[str]:
             began[key] = min(line.range.start, began.get(key, line.range.start))
     late = [(p, start) for (_, p), start in sorted(began.items()) if start and p != BATCHES]
     lines = [
-        f"{p} begins at offset {start:,}: what lay before is not part of this proof"
+        f"{p} begins at offset {start:,}: earlier offsets are not part of this proof"
         for p, start in late[:_SHOWN]
     ]
     return lines + [f"and {len(late) - _SHOWN} partitions more"] * (len(late) > _SHOWN)
@@ -517,7 +517,7 @@ def _lag(proof: AuditResult) -> str:
     if not proof.lag:
         return "nothing waits in Kafka"
     moment = _moment(proof.committed_ms)
-    last = f"the last commit was at {moment}" if moment else "no commit of the sink is known"
+    last = f"the last commit was at {moment}" if moment else "no commit of the sink was found"
     return f"{proof.lag:,} offsets wait in Kafka and are not part of this proof; {last}"
 
 

@@ -135,7 +135,7 @@ class LedgerCheck(SinkCheck):
         if behind is False:
             self.add(
                 "gap",
-                f"the table was rolled back behind snapshot {tagged.id}, the newest "
+                f"the table was rolled back to before snapshot {tagged.id}, the newest "
                 "entry of the sink, and snapshots were expired since",
                 ranges,
             )

@@ -31,12 +31,13 @@ _FILES = 20
 #: All files are rewritten: a filter would skip the files whose bounds are wrong.
 _REWRITE = "CALL system.rewrite_data_files(table => '{}', options => map('rewrite-all', 'true'))"
 _DOUBT = (
-    "rows of {{}} were written by others ({}), and rows were taken away: counts and bounds "
-    "agree, but whether each offset is there once only the rows tell (frazil audit … --deep)"
+    "another writer changed rows of {{}} ({}): counts and bounds agree, but metadata "
+    "cannot prove every offset. Read the rows: frazil audit … --deep"
 )
 _EXPIRED_DOUBT = (
-    "others wrote rows into {{}} ({}), and their snapshots were expired: rows may have been taken "
-    "away, too, and whether each offset is there once only the rows tell (frazil audit … --deep)"
+    "other writers wrote rows of {{}} ({}), and their snapshots were expired: rows may "
+    "have been removed, too, so metadata cannot prove every offset. Read the rows: "
+    "frazil audit … --deep"
 )
 
 
@@ -399,7 +400,7 @@ class FooterCheck(SinkCheck):
         statements = self.evidence.misdescribed or ()
         ranges = {f.path: range_ for f in self.evidence.files or () if (range_ := _range_of(f))}
         for path, says in statements[:_FILES]:
-            lie = f"the manifest of {path} claims {says}: filters and deletes may pass it over"
+            lie = f"the manifest of {path} has wrong statistics ({says}); queries may skip the file"
             self.add(
                 "unaccounted",
                 f"{lie} ({_REWRITE.format(self.evidence.table)})",

@@ -34,7 +34,7 @@ class RowCheck(SinkCheck):
             )
             offsets = np.sort(np.asarray(rows["offset"].filter(mask).combine_chunks()))
             again = offsets[1:][offsets[1:] == offsets[:-1]].tolist()
-            self.add_ranges("overlap", partition, _runs(again), "rows of {} are there twice")
+            self.add_ranges("overlap", partition, _runs(again), "rows of {} are duplicated")
             part = select(part, part.end > part.start)
             held = np.searchsorted(offsets, part.end) - np.searchsorted(offsets, part.start)
             missing = spans_of(part, held < part.written) if not upserts else []

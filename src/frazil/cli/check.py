@@ -31,7 +31,7 @@ def check(
         bool,
         typer.Option(
             "--write/--no-write",
-            help="Prove the right to write by a file that is removed again; or leave that out.",
+            help="Write and delete a probe file to check the write permission.",
         ),
     ] = True,
     timeout: Annotated[str, typer.Option(help="How long each check may take: 10s, 1m.")] = "10s",

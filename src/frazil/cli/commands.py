@@ -214,7 +214,7 @@ def audit(
             say=progress.print,
         )
     if kafka or max_lag is not None or max_age:
-        raise ConfigError("cannot compare with Kafka: only a sink's TOML file says where it is")
+        raise ConfigError("cannot compare with Kafka: only a sink's TOML file names the broker")
     return evidence.of_table(
         table_opener(catalog_config(target, catalog), spark), target, branch, deep
     )
@@ -226,7 +226,7 @@ def completeness(
     hour: Annotated[
         str, typer.Argument(help="Hour (2026-11-15T10) or day (2026-11-15) in UTC.")
     ] = "",
-    wait: Annotated[str, typer.Option(help="Wait at most so long for it: 90s, 10m.")] = "",
+    wait: Annotated[str, typer.Option(help="Wait at most this long for it: 90s, 10m.")] = "",
     spark: Spark = None,
 ) -> Report:
     """Until when the stream is complete, and what holds it back (exit 3 if HOUR is not)."""
@@ -320,7 +320,9 @@ def rewind(
 @command(app)
 def demo(
     rows: Annotated[int, typer.Option(help="How many orders to stream.")] = 2_000_000,
-    seconds: Annotated[float | None, typer.Option(help="Produce so long, not --rows.")] = None,
+    seconds: Annotated[
+        float | None, typer.Option(help="Produce for this many seconds instead of --rows.")
+    ] = None,
     partitions: Annotated[int, typer.Option(help="Partitions of the topic.")] = 4,
     keep: Annotated[Path | None, typer.Option(help="Folder for table, config and logs.")] = None,
 ) -> Report:
@@ -421,7 +423,7 @@ def replay(
     kind: Kinds = [],  # noqa: B006
     table: Rejecting = [],  # noqa: B006
     limit: Annotated[
-        int | None, typer.Option(help="At most so many, in the order of offsets.")
+        int | None, typer.Option(help="At most this many, in the order of offsets.")
     ] = None,
     dry_run: DryRun = False,
 ) -> Report:
@@ -535,7 +537,7 @@ def _require_reason(command: str, reason: str, apply: bool) -> None:
     if apply and not reason.strip():
         raise ConfigError(
             f"cannot {command}: expected a --reason, found none",
-            hint="the reason is kept in the ledger, for later audits",
+            hint="the reason is kept in the ledger, for future audits",
         )
 
 
@@ -588,7 +590,7 @@ def main() -> None:
 def _unexpected(error: Exception) -> FrazilError:
     """An error that Frazil does not translate: a defect, but no reason for a traceback."""
     defect = FrazilError(
-        f"cannot go on: {type(error).__name__}: {error}"[:2000],
+        f"unexpected error: {type(error).__name__}: {error}"[:2000],
         hint="this error is not one that Frazil knows: please report it with the file below",
     )
     defect.detail = "".join(traceback.format_exception(error))

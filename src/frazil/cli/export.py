@@ -33,7 +33,7 @@ def export(
     from frazil.sql.export import sql_of
 
     if to_sql and to_toml:
-        raise ConfigError("cannot export as SQL and as TOML at once: expected --sql or --toml")
+        raise ConfigError("cannot export as SQL and as TOML: expected one of --sql and --toml")
     from_sql = config.suffix == ".sql"
     path = config.absolute()
     if sink and not from_sql:

@@ -25,7 +25,7 @@ from frazil.render import Report, error_values, json_values, output
 @command(app)
 def status(
     config: ConfigFile,
-    watch: Annotated[bool, typer.Option("--watch", help="Again and again, until Ctrl-C.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Refresh until Ctrl-C.")] = False,
     every: Annotated[str, typer.Option(help="Pause of --watch: 2s, 1m.")] = "2s",
     spark: Spark = None,
     *,
@@ -105,7 +105,9 @@ def health(
     ready: Annotated[
         bool, typer.Option("--ready", help="Whether it is ready, not only alive.")
     ] = False,
-    max_age: Annotated[str, typer.Option(help="A file that is older is not well.")] = "30s",
+    max_age: Annotated[
+        str, typer.Option(help="Maximum age of the health file; an older file counts as unhealthy.")
+    ] = "30s",
 ) -> Report:
     """For a probe: is the process that writes this health file well? (exit 3 if not)"""
     return probe(file, ready, duration(max_age, "--max-age"), time.time())
@@ -118,13 +120,13 @@ def probe(file: Path, ready: bool, most: float, now: float) -> ProbeReport:
         well, sinks = bool(values["ready" if ready else "healthy"]), list(values["sinks"])
         sinks = [sink for sink in sinks if isinstance(sink, dict)]
     except FileNotFoundError:
-        return ProbeReport(False, f"{file} is not there")
+        return ProbeReport(False, f"{file} does not exist")
     except OSError as error:
         raise ConfigError(f"cannot read health file {file}: {error.strerror}") from None
     except (ValueError, KeyError, TypeError, RecursionError):
-        raise ConfigError(f"cannot read health file {file}: it is not one") from None
+        raise ConfigError(f"cannot read health file {file}: it is not a health file") from None
     if age > most:
-        reason = f"the file is {age:,.0f} s old: the process is gone, or hangs"
+        reason = f"the file is {age:,.0f} s old: the process has ended, or hangs"
         return ProbeReport(False, reason, round(age, 1), sinks)
     word = "ready" if ready else "alive"
     reason = "" if well else f"no sink is {word}" if not ready else "not every sink is ready"

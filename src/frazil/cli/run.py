@@ -62,7 +62,7 @@ class RunCommand:
             self._observers.ended(error)
             raise
         except Exception as error:  # a defect: the observers see it, too
-            self._observers.ended(FrazilError(f"cannot go on: {type(error).__name__}: {error}"))
+            self._observers.ended(FrazilError(f"unexpected error: {type(error).__name__}: {error}"))
             raise
         self._observers.ended(None)
 

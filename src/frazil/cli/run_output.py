@@ -80,7 +80,7 @@ class RunOutput:
         self._trouble, self._maintenance_error = now, progress.maintenance_error
 
     def ended(self, error: FrazilError | None) -> None:
-        self._written.clear()  # the next run counts its batches anew
+        self._written.clear()  # the next run counts its batches from 0
 
     @property
     def counts(self) -> str:

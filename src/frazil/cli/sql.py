@@ -37,8 +37,8 @@ def sql(
         str,
         typer.Option(
             metavar="DIR|TABLE",
-            help="Where definitions are kept: a directory, or with --catalog a table. By default "
-            "they are gone with the command.",
+            help="Where definitions are kept: a directory, or with --catalog a table. By "
+            "default they last for this command only.",
         ),
     ] = "",
     catalog: Catalog = [],  # noqa: B006

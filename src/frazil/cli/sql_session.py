@@ -128,7 +128,7 @@ class SqlSession:
     def _who_runs(self, verb: str = "start") -> str:
         """Which process takes over what has changed."""
         if isinstance(self.store, MemoryStore):
-            return "it is gone with this command: --definitions DIR keeps definitions"
+            return "it lasts for this command only: --definitions DIR keeps definitions"
         watched = self.store.watched()
         if watched:
             return f"the process that runs these definitions will {verb} it in seconds"
@@ -293,13 +293,13 @@ def _sink_effects(name: str, before: Config | None, after: Config | None) -> Ite
         different = changes(before, after)
         if keys := different.of(REFUSED):
             yield (
-                f"sink {name} goes on as before if it runs: {keys} changed, and {LEFT_BEHIND}; "
-                f"STOP SINK and START SINK take the new definition"
+                f"sink {name} continues as before if it runs: {keys} changed, and "
+                f"{LEFT_BEHIND}; STOP SINK and START SINK take the new definition"
             )
         elif keys := different.of(RESTART):
             yield f"sink {name} restarts after its batch: {keys} changed"
         elif keys := different.of(LIVE):
-            yield f"sink {name} goes on without a restart: {keys} changed"
+            yield f"sink {name} continues without a restart: {keys} changed"
 
 
 def _source_text(definition: SinkStatement | View | None) -> str:

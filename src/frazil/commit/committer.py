@@ -278,8 +278,9 @@ class Committer:
             for batch in batches:
                 if batch.table(name).uuid != target.table.uuid:
                     raise IdentityMismatch(
-                        f"cannot commit to table {name}: it was dropped and made again; a batch "
-                        f"was staged for uuid {batch.table(name).uuid}, found {target.table.uuid}"
+                        f"cannot commit to table {name}: it was dropped and recreated; a "
+                        f"batch was staged for uuid {batch.table(name).uuid}, found "
+                        f"{target.table.uuid}"
                     )
             where = self._commit_batches(
                 "",
@@ -320,11 +321,11 @@ class Committer:
         for batch in batches:
             if gone := target.table.lacking(batch.table(name).manifests):
                 self._unstaged = Expired(
-                    f"cannot commit {ranges_of(batch, name)} to table {name}: {len(gone)} of its "
-                    f"staged files are gone, {gone[0]} among them",
-                    hint="something removed files that no snapshot refers to yet (orphan removal, "
-                    "a lifecycle rule). Start the sink again: it reads those offsets again, or "
-                    "says which of them Kafka no longer has",
+                    f"cannot commit {ranges_of(batch, name)} to table {name}: {len(gone)} "
+                    f"of its staged files are missing, for example {gone[0]}",
+                    hint="something removed files that no snapshot refers to yet (orphan "
+                    "removal, a lifecycle rule). Start the sink again: it reads these "
+                    "offsets again, or reports those that Kafka no longer has",
                 )
                 raise self._unstaged
 
@@ -408,7 +409,7 @@ class Committer:
         if snapshot is None:
             snapshot = target.head().snapshot  # maybe a later claim: the tag never moves back
             if snapshot is None:
-                raise target.unknown_outcome("what is there already")
+                raise target.unknown_outcome("records that the table already has")
         target.set_tag(snapshot)
         self._events.step(f"{prefix}tagged", batches, target.table.name)
         return where
@@ -417,7 +418,7 @@ class Committer:
         """`reason`, with the cause of the wait if known."""
         waiting = sum(not item.left for item in self.queue.pending)
         if waiting and not self.queue.pending[0].left:
-            reason += f"; {waiting} of them are in all their tables, and not in the index yet"
+            reason += f"; {waiting} of them are committed to all tables, but not to the index"
         return f"{reason}: {self.progress.trouble}" if self.progress.trouble else reason
 
     def _fail(self, error: FrazilError) -> None:
@@ -441,8 +442,8 @@ def _manifests(batches: Sequence[StagedBatch], table: str) -> list[str]:
         staged = batch.table(table)
         if not staged.manifests and (staged.keys or any(t.written for t in staged.tallies)):
             raise Gap(
-                f"cannot commit {ranges_of(batch, table)} to table {table}: it had them when this "
-                "run began, and no longer has them",
+                f"cannot commit {ranges_of(batch, table)} to table {table}: the table had "
+                "them when this run began, and lacks them now",
                 hint="the table was rolled back or its branch replaced; see `frazil audit`",
             )
     return [manifest for batch in batches for manifest in batch.table(table).manifests]

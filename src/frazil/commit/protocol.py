@@ -215,9 +215,9 @@ class TableCommitter:
             head = self.head()
             if head.entry is not None and head.entry.epoch >= self.epoch:
                 raise Fenced(
-                    f"cannot claim table {self.table.name}: another run of sink {self.sink} "
-                    f"claimed epoch {head.entry.epoch} at the same moment",
-                    hint="let that one run, or start again to take over from it",
+                    f"cannot claim table {self.table.name}: another run of sink "
+                    f"{self.sink} claimed epoch {head.entry.epoch} at the same time",
+                    hint="let the other run continue, or start this one again to take over",
                 )
             self._set_seen(head.entry)
             base = self._empty(head.entry)
@@ -238,7 +238,9 @@ class TableCommitter:
             except (Gap, Overlap):  # an older epoch committed first: read again
                 pass
             self.pause(attempt)
-        raise Unavailable(f"cannot claim table {self.table.name}: it changes too fast")
+        raise Unavailable(
+            f"cannot claim table {self.table.name}: other writers change it too often"
+        )
 
     def _empty(self, after: LedgerEntry | None) -> LedgerEntry:
         """An entry of this epoch without ranges."""
@@ -279,7 +281,7 @@ class TableCommitter:
                 if head.entry is not None and head.commit_id in self._sent:
                     raise Unavailable(
                         f"cannot commit {_spans(entry)} to table {self.table.name} yet: an earlier "
-                        f"try, with {_spans(head.entry)} alone, was applied late; the rest follows"
+                        f"attempt, with only {_spans(head.entry)}, was applied late; retrying"
                     )
                 raise decision.error
             if attempt == ATTEMPTS:
@@ -313,7 +315,7 @@ class TableCommitter:
                     raise
                 trouble = error
         if trouble is None:
-            trouble = Conflict("the commit returned, and the table does not show it")
+            trouble = Conflict("the commit returned, but the table does not have the snapshot")
         raise Unavailable(
             f"cannot commit to table {self.table.name} in {ATTEMPTS} tries: {trouble.message}",
             hint=trouble.hint,
@@ -331,8 +333,9 @@ class TableCommitter:
                 entry = ledger.parse(tagged.summary)
                 if entry is not None and entry.epoch < self.epoch:
                     raise Unavailable(
-                        f"cannot move tag {self._tag} of table {self.table.name}: this run's "
-                        f"entries were expired, and one of epoch {entry.epoch} went on without them"
+                        f"cannot move tag {self._tag} of table {self.table.name}: the "
+                        "entries of this run were expired, and a run of epoch "
+                        f"{entry.epoch} committed without them"
                     )
                 return
             head = self._head()
@@ -384,8 +387,8 @@ class TableCommitter:
                     leftovers=[],
                 )
         raise Unavailable(
-            f"cannot confirm table {self.table.name}: it changes meanwhile",
-            hint="stop the sink, and run it again",
+            f"cannot confirm table {self.table.name}: another writer committed during the check",
+            hint="stop the sink, then run the command again",
         )
 
     def still_newest(self) -> LedgerEntry | None:
@@ -393,7 +396,7 @@ class TableCommitter:
         epoch 0 and is never fenced.)"""
         entry = self.head().entry
         if entry is not None and 0 < self.epoch < entry.epoch:
-            raise _fenced(f"go on with table {self.table.name}", self.epoch, entry)
+            raise _fenced(f"commit to table {self.table.name}", self.epoch, entry)
         return entry
 
     def forget(self) -> None:
@@ -419,9 +422,9 @@ class TableCommitter:
             carried = self._carried(last, tagged)
             return None if carried else not_shown(self.table.name, self.sink, last)
         return Gap(
-            f"cannot go on with table {self.table.name}: it was rolled back behind the snapshot "
-            "that its tag names",
-            hint="roll the table forward again; its batches wait, staged",
+            f"cannot commit to table {self.table.name}: it was rolled back to before "
+            f"snapshot {tagged.id} (tag {self._tag})",
+            hint="roll the table forward again; its batches stay staged",
         )
 
     def entries_after(self, cut: Cut) -> list[tuple[LedgerEntry, Snapshot]]:
@@ -488,11 +491,11 @@ class TableCommitter:
 
     def unknown_outcome(self, records: str) -> Expired:
         return Expired(
-            f"cannot commit {records} to table {self.table.name}: the outcome of "
-            "an earlier attempt is unknown: snapshots made since were expired before their tag was "
-            "set",
-            hint="look whether the table has these rows; and keep a few snapshots when you expire, "
-            "so that they show it",
+            f"cannot commit {records} to table {self.table.name}: the outcome of an "
+            "earlier attempt is unknown: later snapshots were expired before their tag "
+            "was set",
+            hint="query the table for these offsets; when you expire snapshots, retain the "
+            "last few",
         )
 
     def _set_seen(self, entry: LedgerEntry | None) -> None:
@@ -547,19 +550,19 @@ class TableCommitter:
 
 def not_shown(table: str, sink: str, last: LedgerEntry | None) -> Expired:
     """`last`: the tagged entry; None: there is no tag."""
-    content, back = "what the sink committed", ""
+    content, back = "the rows that the sink committed", ""
     if last is not None:
-        content = f"everything below {_text(last.end)}"
+        content = f"all offsets below {_text(last.end)}"
         back = (
-            f". If it does not: CALL system.set_current_snapshot(table => '{table}', ref => "
-            f"'{ledger_tag(sink)}') takes it back to the sink's last commit"
+            f". If it lacks them: CALL system.set_current_snapshot(table => '{table}', "
+            f"ref => '{ledger_tag(sink)}') restores the sink's last commit"
         )
     return Expired(
-        f"cannot commit to table {table}: its history since the last entry of sink {sink} was "
-        f"expired, {'and no tag is left; ' if last is None else ''}and nothing shows that the "
-        f"table still holds {content}; what is not found may have been committed",
-        hint="see `frazil audit`: the table may have been rolled back. If it holds those rows, and "
-        f"none beyond: frazil offsets confirm CONFIG --table {table}{back}",
+        f"cannot prove that table {table} still has {content}: the snapshots since the "
+        f"last commit of sink {sink} were "
+        f"expired{', and its tag was removed' if last is None else ''}",
+        hint="see `frazil audit`: the table may have been rolled back. If it has these rows, "
+        f"and none of later offsets: frazil offsets confirm CONFIG --table {table}{back}",
     )
 
 
@@ -567,7 +570,7 @@ def _fenced(action: str, epoch: int, newest: LedgerEntry) -> Fenced:
     return Fenced(
         f"cannot {action}: sink {newest.sink} has a newer run; this one is epoch {epoch}, the "
         f"table is at epoch {newest.epoch}",
-        hint="stop this one; the newer run has taken over and nothing of this one is lost",
+        hint="stop this run; the newer run has taken over, and nothing is lost",
     )
 
 
@@ -576,8 +579,8 @@ def _unexpected_entry(
 ) -> FrazilError:
     if newest is None:
         return Gap(
-            f"cannot commit to table {table}: the entry last seen there, {seen}, is gone, and with "
-            f"it everything before {_text(entry.begin)}",
+            f"cannot commit to table {table}: the ledger entry last seen, {seen}, is "
+            f"missing, and so are all offsets before {_text(entry.begin)}",
             hint="the table was rolled back or its branch replaced; see `frazil audit`",
         )
     text = (

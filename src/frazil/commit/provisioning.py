@@ -201,5 +201,5 @@ def _making(table: str) -> Iterator[None]:
             yield
     except StepFailed as error:
         raise SchemaMismatch(
-            f"cannot make or change table {table} for its records: {error}"
+            f"cannot create or change table {table} for its records: {error}"
         ) from error

@@ -132,8 +132,7 @@ class Recovery:
         claim = self._target.seen  # None: nothing is claimed yet
         if entry is None or (claim is not None and claim not in entry.commit_ids):
             raise Gap(
-                f"cannot go on: the index {self._index.name} was put back to before this run's "
-                "claim",
+                f"cannot start: index {self._index.name} was rolled back after this run claimed it",
                 hint="start the sink again",
             )
         return entry
@@ -146,20 +145,20 @@ class Recovery:
             return
         if name not in known:
             raise IdentityMismatch(
-                f"cannot go on: sink {self._config.sink.id} fills table {', '.join(known)}; "
-                f"the config names {name}",
+                f"cannot start: sink {self._config.sink.id} fills table "
+                f"{', '.join(known)}; the config names {name}",
                 hint="use another sink id for another table",
             )
         if name not in self.tables:
             raise IdentityMismatch(
-                f"cannot go on: table {name} is gone; the index says that it holds everything "
-                f"below {position.nested()}",
+                f"cannot start: table {name} does not exist; the index records its "
+                f"position {position.nested()}",
                 hint="restore the table, or use another sink id to fill a new one from the start",
             )
         held = self.tables[name]
         if held.table.uuid != known[name]:
             raise IdentityMismatch(
-                f"cannot go on: table {name} was dropped and made again; expected uuid "
+                f"cannot start: table {name} was dropped and recreated; expected uuid "
                 f"{known[name]}, found {held.table.uuid}",
                 hint="restore the table, or use another sink id to fill the new one from the start",
             )
@@ -172,8 +171,8 @@ class Recovery:
         if not end.reaches(position):
             lost = [Range(p, end.get(p, 0), o) for p, o in position.items() if end.get(p, 0) < o]
             raise Gap(
-                f"cannot go on: table {name} was rolled back; by the index it had "
-                f"{', '.join(map(str, lost))}",
+                f"cannot start: table {name} was rolled back; the index records "
+                f"{', '.join(map(str, lost))}, the table lacks them",
                 hint="roll the table forward again, or use another sink id",
             )
 
@@ -185,8 +184,8 @@ class Recovery:
             lost = [Range(p, o, position[p]) for p, o in end.items() if o < position.get(p, o)]
             if lost:
                 raise Gap(
-                    f"cannot go on: the index {self._config.index_table} is new; table {name} and "
-                    f"Kafka both lack {', '.join(map(str, lost))}",
+                    f"cannot start: index {self._config.index_table} is new; table {name} "
+                    f"and Kafka both lack {', '.join(map(str, lost))}",
                     hint="restore the index, or the newest state of the table; or use another sink "
                     "id and another table",
                 )
@@ -258,9 +257,9 @@ class Recovery:
                 continue
             if self._alone:
                 raise Gap(
-                    f"cannot take over sink {self._config.sink.id}: table {name} is ahead of the "
-                    f"index, and its ledger does not lead there from {position}: entries between "
-                    "them expired, and no staged batch has their counts",
+                    f"cannot take over sink {self._config.sink.id}: table {name} is ahead "
+                    f"of the index, and the ledger entries from {position} to there were "
+                    "expired; no staged batch has their counts",
                     hint="restore the files of the staging folder, or an earlier metadata file of "
                     "the table; or use another sink id and another table",
                 )

@@ -142,7 +142,7 @@ class RewindSteps:
         """Read the current state of index, tables and staged batches."""
         entry = self._index_target.head().entry
         if entry is None:
-            raise Gap(f"cannot rewind sink {self.sink}: its index knows nothing of it")
+            raise Gap(f"cannot rewind sink {self.sink}: its index has no entry of it")
         timeline = BatchTimeline(self._rows(), entry.end)
         note = note_of(self._index.properties, self.sink)
         stored = self._staged_records()
@@ -208,7 +208,7 @@ class RewindSteps:
                 trouble = error.message
         raise Unavailable(
             f"cannot rewind {subject} in {ATTEMPTS} tries: {trouble}",
-            hint="run it again: it goes on where it stopped",
+            hint="run the command again: it continues where it stopped",
         )
 
     def _rewind_table(
@@ -278,8 +278,9 @@ class RewindSteps:
         """
         if rewind.branch != "main" and next(table.history("main"), None) is not None:
             raise Fatal(
-                f"cannot rewind table {table.name}: its branch {rewind.branch} began empty, "
-                "and would begin with what main has now"
+                f"cannot rewind table {table.name}: its branch {rewind.branch} was "
+                "created empty, and would be created again with the rows that main has "
+                "now"
             )
         self._step("forked", table.name)
         table.move(
@@ -337,9 +338,9 @@ class RewindSteps:
 
     def _fenced(self, table: str) -> Fenced:
         return Fenced(
-            f"cannot rewind sink {self.sink}: another run of it, or another rewind, claimed "
-            f"{table} meanwhile",
-            hint="stop that one, and run the rewind again",
+            f"cannot rewind sink {self.sink}: another run of it, or another rewind, "
+            f"claimed {table} at the same time",
+            hint="stop the other one, then run the rewind again",
         )
 
 

@@ -53,7 +53,7 @@ def refuse_unfinished(properties: Mapping[str, str], sink: str, action: str = ""
     note = note_of(properties, sink)
     if note is not None:
         raise Gap(
-            f"cannot {action or f'start sink {sink}'}: a rewind to {note.to} was begun and not "
-            "finished; its tables are at different cuts",
+            f"cannot {action or f'start sink {sink}'}: a rewind to {note.to} is "
+            "unfinished; its tables are at different cuts",
             hint=f"finish it: frazil rewind CONFIG --to '{note.to}'",
         )

@@ -108,7 +108,7 @@ class Staging:
 
     def remove(self, batches: Sequence[StagedBatch], records: Sequence[str] = ()) -> str:
         """Delete the batches' records, these other `records`, and manifests whose files a row delta
-        has listed anew. Returns why that failed; then it is tried again the next time.
+        has listed again. Returns why that failed; then it is tried again the next time.
 
         No guard is asked. A batch record is in the stage folder, and no table refers to it. A batch
         with deleted keys has delete files (its counts were checked against them), so its commit was

@@ -79,8 +79,8 @@ class Startup:
             if not gone:
                 raise
             raise type(error)(
-                f"{error.message}; a batch was staged there, and {len(gone)} of its files are "
-                f"gone, {gone[0]} among them",
+                f"{error.message}; {len(gone)} files of a batch that was staged there are "
+                f"missing, for example {gone[0]}",
                 hint=error.hint,
             ) from None
 
@@ -227,7 +227,7 @@ class Startup:
         """This sink's rows, from the files themselves; by Spark where only Spark can read them."""
         spark = self._spark
         name, sink = self._config.index_table, self._config.sink.id
-        plain = self.index.readonly  # errors of the table itself raise here: Spark cannot mend them
+        plain = self.index.readonly  # errors of the table itself raise here: Spark cannot help
         try:
             return plain.rows(columns, {"sink": [sink]})
         except (ConfigError, Fatal):

@@ -36,10 +36,10 @@ def index_mismatch(
     if not lost:
         return None
     return Gap(
-        f"cannot go on with table {target.table.name}: it was put back to an older state; by the "
-        f"index it had {', '.join(map(str, lost))}",
-        hint="restore the newest state of the table; or take all tables back to where it "
-        "stands: `frazil rewind`. Its batches wait, staged",
+        f"cannot commit to table {target.table.name}: it was rolled back; the index "
+        f"records {', '.join(map(str, lost))}, the table lacks them",
+        hint="restore the newest state of the table, or rewind all tables to its state: "
+        "`frazil rewind`. Its batches stay staged",
     )
 
 
@@ -49,29 +49,31 @@ def unindexed(target: TableCommitter, index_table: str, alone: bool) -> FrazilEr
     head = target.head()
     if not head.complete and head.unshown is None and target.filled:
         return Expired(
-            f"cannot go on: table {target.table.name} holds what sink {target.sink} wrote before, "
-            f"and nothing says up to which offset: its index {index_table} knows nothing of that, "
-            f"the tag {ledger_tag(target.sink)} was removed, and the entries of its ledger expired",
-            hint="restore the index, or use another sink id and other tables. If the table holds "
-            f"nothing of the sink any more: ALTER TABLE {target.table.name} UNSET TBLPROPERTIES "
-            f"('{filled_by(target.sink)}')",
+            f"cannot start: table {target.table.name} has rows of sink {target.sink}, but "
+            f"their position is unknown: index {index_table} has no entry of the sink, "
+            f"tag {ledger_tag(target.sink)} was removed, and the ledger entries were "
+            "expired",
+            hint="restore the index, or use another sink id and other tables. If the table "
+            f"has no rows of the sink left: ALTER TABLE {target.table.name} UNSET "
+            f"TBLPROPERTIES ('{filled_by(target.sink)}')",
         )
     entry = head.entry
     if alone or entry is None or not any(entry.end.values()):
         return None
     return Gap(
-        f"cannot go on: table {target.table.name} holds what sink {target.sink} wrote before, and "
-        f"its index {index_table} knows nothing of that",
-        hint="restore the index, or use another sink id and other tables. If it was the table that "
-        "was away when this run began: start it again",
+        f"cannot start: table {target.table.name} has rows of sink {target.sink}, but "
+        f"index {index_table} has no entry of the sink",
+        hint="restore the index, or use another sink id and other tables. If the table was "
+        "missing when this run began, start the run again",
     )
 
 
 def forgotten(index_table: str, sink: str) -> FrazilError:
     return Expired(
-        f"cannot go on: the index {index_table} has rows of sink {sink}, and its ledger, which "
-        f"records the position, is gone: its tag {ledger_tag(sink)} was removed, and the snapshots "
-        "of its entries were expired",
-        hint="restore the index; or, where the sink fills one table alone: DELETE FROM "
-        f"{index_table} WHERE sink = '{sink}', and the rows are rebuilt from the table's ledger",
+        f"cannot start: index {index_table} has rows of sink {sink}, but not its ledger, "
+        f"which records the position: the tag {ledger_tag(sink)} was removed, and the "
+        "snapshots with its entries were expired",
+        hint="restore the index; or, if the sink fills only one table: DELETE FROM "
+        f"{index_table} WHERE sink = '{sink}', and the rows are rebuilt from the table's "
+        "ledger",
     )

@@ -84,7 +84,7 @@ class TableMaintenance:
             text = task.run_due()
             failed = task.failures > failures
         except Exception as error:
-            text, failed = f"cannot look after {name}: {type(error).__name__}: {error}", True
+            text, failed = f"cannot maintain {name}: {type(error).__name__}: {error}", True
         removed = task.removed - removed
         if self._changed or failed or removed:
             self._on_step(

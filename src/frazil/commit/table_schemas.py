@@ -124,7 +124,7 @@ class TableSchemas:
             # With a new handle: a handle whose table was dropped can no longer be used for staging.
             table = self._catalog.load(name)
             if table is None or table.uuid != held.table.uuid:
-                fact = "is gone" if table is None else "was dropped and made again"
+                fact = "does not exist" if table is None else "was dropped and recreated"
                 raise IdentityMismatch(f"cannot change table {name}: it {fact}")
             table.evolve(self._update(held, columns, metadata, relax))
             held.table, held.plan = table, None

@@ -120,8 +120,8 @@ class SinkTables:
             ]
             if both:
                 raise ConfigError(
-                    f"cannot fill table {table.name}: sink {entry.sink} fills it from "
-                    f"{', '.join(both)}, too; each record would be there twice",
+                    f"cannot fill table {table.name}: sink {entry.sink} also fills it "
+                    f"from {', '.join(both)}; each record would be written twice",
                     hint="give one of them another table or other topics; or set [sink] "
                     "allow_shared_topics = true, if that is intended; or, if that sink no longer "
                     f"exists: ALTER TABLE {table.name} DROP TAG `{ledger_tag(entry.sink, branch)}`",
@@ -132,9 +132,9 @@ class SinkTables:
             raise self.unhealthy[name]
         if name not in self.held:
             raise IdentityMismatch(
-                f"cannot commit to table {name}: it is not there, or the config does not name it "
-                "any more",
-                hint="what was staged for it waits; restore the table, or its [[table]]",
+                f"cannot commit to table {name}: it does not exist, or the config no "
+                "longer names it",
+                hint="its batches stay staged; restore the table, or its [[table]]",
             )
         return self.held[name].target
 
@@ -162,14 +162,14 @@ class SinkTables:
                 self._gone[name] = uuid  # no longer in the config, but still recorded
             elif held is None:
                 self.unhealthy[name] = IdentityMismatch(
-                    f"cannot go on with table {name}: it is gone",
-                    hint="restore the table; what was staged for it waits",
+                    f"cannot commit to table {name}: it does not exist",
+                    hint="restore the table; its batches stay staged",
                 )
             elif held.table.uuid != uuid:
                 self.unhealthy[name] = IdentityMismatch(
-                    f"cannot go on with table {name}: it was dropped and made again; expected uuid "
-                    f"{uuid}, found {held.table.uuid}",
-                    hint="restore the table; its batches wait, staged",
+                    f"cannot commit to table {name}: it was dropped and recreated; "
+                    f"expected uuid {uuid}, found {held.table.uuid}",
+                    hint="restore the table; its batches stay staged",
                 )
             elif name in tag_mismatch:
                 self.unhealthy[name] = tag_mismatch[name]
@@ -219,17 +219,17 @@ def second_handle(catalog: JavaCatalog, table: Table) -> Table:
     """Another handle of the same table: the committer's threads and Spark's do not share them."""
     own = catalog.load(table.name)
     if own is None or own.uuid != table.uuid:
-        fact = "is gone" if own is None else "was dropped and made again"
+        fact = "was dropped" if own is None else "was dropped and recreated"
         raise IdentityMismatch(
             f"cannot open table {table.name}: it {fact} while the sink opened it",
-            hint="start the sink again: it compares the table that is there then",
+            hint="start the sink again: it checks the tables again",
         )
     return own
 
 
 #: Table properties that tasks cannot honour when they write files: property → why.
 _UNSUPPORTED = {
-    "write.location-provider.impl": "names its files by a Java class, which tasks cannot ask",
+    "write.location-provider.impl": "names its files by a Java class, which tasks cannot call",
     "encryption.key-id": "is encrypted, and tasks write plain files",
 }
 

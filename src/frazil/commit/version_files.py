@@ -86,8 +86,8 @@ class VersionFiles:
         file = json.loads(descriptor)
         if (kind := str(file["file-format"]).lower()) != "parquet":
             raise SchemaMismatch(
-                f"cannot look into {file['file-path']} of table {table} for the order of "
-                f"its keys: expected Parquet, found {kind}",
+                f"cannot read the versions of keys in {file['file-path']} of table "
+                f"{table}: expected Parquet, found {kind}",
                 hint="rewrite it, or leave version_column out",
             )
         bounds = []

@@ -134,7 +134,7 @@ def check_catalog(config: ConfigSections) -> None:
     )
     if kind.lower() == "hive" and not properties.get("uri") and not elsewhere:
         raise ConfigError(
-            "cannot open the catalog: its type is hive, and nothing says where the metastore is",
+            "cannot open the catalog: its type is hive, and the metastore's uri is missing",
             hint='[catalog]\nuri = "thrift://host:9083"',
             path=of_type,
         )
@@ -295,8 +295,8 @@ def _check_transform(transform: TransformConfig) -> None:
 def check_output_mode(mode: str) -> None:
     if mode in ("update", "complete"):
         raise ConfigError(
-            f"cannot write in output mode {mode!r}: it replaces rows that are there already, and "
-            "the table is append-only",
+            f"cannot write in output mode {mode!r}: it replaces existing rows, and the "
+            "table is append-only",
             hint="use append: with a watermark, aggregations give each window once, when it closes",
         )
     if mode != "append":
@@ -321,7 +321,7 @@ _REFUSED = (
         "*",
         r"fail\.?on\.?data\.?loss",
         r"(?i)false",
-        "a lost range must stop the stream, not pass in silence",
+        "a lost range must stop the stream",
     ),
     (
         "spark",
@@ -340,7 +340,7 @@ _REFUSED = (
         "kafka",
         r"auto\.offset\.reset",
         r"(?!error$).*",
-        "a position that is gone must stop the stream, not jump",
+        "a position that Kafka no longer has must stop the stream",
     ),
     ("kafka", r"group\.id", r".*", "set [sink] consumer_group instead"),
     (
@@ -363,7 +363,7 @@ def _refuse_what_breaks_the_promise(config: ConfigSections) -> None:
         for key, value in settings.items():
             if SECRET.search(key) and not is_reference(key, value):
                 raise ConfigError(
-                    f"cannot take [{section}] {key}: a secret stands in the config; "
+                    f"cannot take [{section}] {key}: a secret is written in the config; "
                     "expected env:NAME or file:PATH",
                     path=(*section.split("."), key),
                 )

@@ -330,8 +330,8 @@ def for_frame(table: str, catalog: str, settings: Mapping[str, Any]) -> Config:
     for key in settings:
         if key in _OF_KAFKA:
             raise ConfigError(
-                f"cannot write with {key!r}: what is read, and how much at once, is "
-                "for the DataFrame's own sources to say"
+                f"cannot write with {key!r}: the options of the DataFrame's own sources "
+                "set what is read and how much"
             )
         if key not in sinks | fields | others:
             raise ConfigError(

@@ -66,8 +66,8 @@ def _check_notify(notify: NotifyConfig) -> None:
             )
         if (SECRET.search(name) or _SECRET_HEADER.search(name)) and not REFERENCE.match(value):
             raise ConfigError(
-                f"cannot take [notify] headers {name}: a secret stands in the config; expected "
-                "env:NAME or file:PATH",
+                f"cannot take [notify] headers {name}: a secret is written in the config; "
+                "expected env:NAME or file:PATH",
                 path=("notify", "headers"),
             )
 

@@ -314,7 +314,7 @@ class LogConfig(CheckedSection):
     #: auto: text, but none on a terminal, which shows progress; text; json
     format: str = "auto"
     level: str = "INFO"
-    #: by default standard error. Opened anew where it was moved or removed
+    #: by default standard error. Opened again where it was moved or removed
     file: str = ""
     #: level of Spark's own log, on standard error
     spark_level: str = "FATAL"

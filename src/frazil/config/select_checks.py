@@ -126,7 +126,7 @@ def _check_select(config: ConfigSections, table: TableConfig, selection: Selecti
             raise ConfigError(f"{doing}: select hides a constant", path=("select",))
     if nulls := [name for name, of in selection.named.items() if of == Literal(None)]:
         raise ConfigError(
-            f"{doing}: select makes {nulls[0]!r} null, and no type says of what",
+            f"{doing}: select makes {nulls[0]!r} null without a type",
             hint=f"cast(null as string) as {nulls[0]}",
             path=("select",),
         )
@@ -204,13 +204,14 @@ def _check_key_fields(
         )
     if kind == "confluent-avro" and decode.format == "json" and not decode.key_schema:
         raise ConfigError(
-            f"{doing}: it has fields of the key, values are JSON, and nothing says the key's types",
+            f"{doing}: it has fields of the key, values are JSON, and the types of the "
+            "key are missing",
             hint="set [decode] key_schema",
             path=path,
         )
     if kind == "json" and not decode.key_columns:
         raise ConfigError(
-            f"{doing}: it has fields of the key, which is JSON, and nothing says their types",
+            f"{doing}: it has fields of the key, which is JSON, and their types are missing",
             hint='[decode]\nkey_columns = {id = "long"}',
             path=path,
         )

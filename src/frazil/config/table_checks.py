@@ -34,7 +34,7 @@ def check_tables(config: ConfigSections) -> None:
         raise ConfigError("cannot read [[table]]: expected a table, found none")
     if len(names) > 1 and not config.routes:
         raise ConfigError(
-            f"cannot read [[table]]: {len(names)} tables, and no [[route]] says what goes where",
+            f"cannot read [[table]]: {len(names)} tables, and no [[route]] assigns records to them",
             path=("table", "1"),
         )
     if config.routes and config.transform:
@@ -54,7 +54,7 @@ def check_tables(config: ConfigSections) -> None:
     every += map(deleted_keys_table, config.versioned_tables)
     if not config.routes and "{" in names[0]:
         raise ConfigError(
-            f"cannot use table {names[0]}: no [[route]] says what stands for the words in its name",
+            f"cannot use table {names[0]}: no [[route]] supplies the words in its name",
             path=("table", "0", "name"),
         )
     lower = [name.lower() for name in every]
@@ -217,7 +217,8 @@ def _check_mode(table: TableConfig) -> None:
         raise ConfigError(
             f"{doing}: it has a key, and its mode is append"
             if table.key
-            else f"{doing}: its mode is {table.mode}, and no key says which rows are the same",
+            else f"{doing}: its mode is {table.mode}, and key is missing, which identifies the "
+            "rows to replace",
             hint='mode = "upsert"\nkey = ["id"]',
             path=("key" if table.key else "mode",),
         )
@@ -242,7 +243,7 @@ def _check_mode(table: TableConfig) -> None:
     }
     if taken := beside & set(table.key):
         raise ConfigError(
-            f"{doing}: {min(taken)!r} says where a row comes from, and is no key", path=("key",)
+            f"{doing}: {min(taken)!r} is a metadata column, and cannot be a key", path=("key",)
         )
     if table.version_column and not table.upsert_key:
         raise ConfigError(
@@ -258,7 +259,7 @@ def _check_mode(table: TableConfig) -> None:
         )
     if table.version_column in beside - {table.timestamp_column, ""}:
         raise ConfigError(
-            f"{doing}: version_column is {table.version_column!r}, which says where a row comes "
-            "from; that counts where version_column says nothing",
+            f"{doing}: version_column is {table.version_column!r}, a metadata column; "
+            "these decide only between equal versions",
             path=("version_column",),
         )

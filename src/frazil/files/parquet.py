@@ -32,7 +32,7 @@ class ParquetDataFile:
         if unnamed := next(_unnamed(file.schema_arrow, ""), None):
             raise SchemaMismatch(
                 f"cannot read {path}: its column {unnamed!r} has no field id",
-                hint="files that were added to the table as they were have to be rewritten first",
+                hint="rewrite the files that were added to the table without field ids",
             )
 
     def read(self, wanted: Schema, group: int) -> pa.Table:

@@ -244,8 +244,8 @@ def _framed(writer: WriterSchema, layout: RecordLayout) -> bytes:
 SCHEMA_ID = "__value_schema_id"
 _NO_HEADER = b"\x01"
 _APART = (
-    f"cannot read the value: its schema id stands in the record's header {SCHEMA_ID}, which is not "
-    "read; expected it before the value, where serializers put it by default"
+    f"cannot read the value: its schema id is in the record's header {SCHEMA_ID}, which "
+    "is not read; expected it before the value, where serializers put it by default"
 )
 
 

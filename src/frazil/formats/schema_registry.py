@@ -46,7 +46,7 @@ MISSING_SECONDS = 30.0
 MOST_MISSING = 100_000
 #: Registry ids are Java ints; for a larger id the registry answers as if the path did not exist.
 MOST_ID = 2**31 - 1
-_BETWEEN = "does something else stand before the registry (a proxy, a login)? Is its url right?"
+_BETWEEN = "check the url, and any proxy or login page before the registry"
 
 
 def _prepared(

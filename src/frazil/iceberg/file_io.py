@@ -76,7 +76,7 @@ class FileStore:
         try:
             yield
         except FileNotFoundError:
-            raise IdentityMismatch(f"cannot read {path}: it is not there") from None
+            raise IdentityMismatch(f"cannot read {path}: it does not exist") from None
         except (OSError, ValueError, NotImplementedError, ImportError, pa.ArrowException) as error:
             fact = f"cannot read {path}: {missing_file_error(error, self.properties)}"
             if isinstance(error, PermissionError) or "ACCESS_DENIED" in fact:

@@ -85,7 +85,7 @@ class JavaCatalog:
             return JavaTable(self, table, self.open(table))
 
     def open(self, table: str) -> Any:
-        """Java's own table object, loaded anew."""
+        """Java's own table object, loaded again."""
         identifier = self._iceberg.catalog.TableIdentifier.parse(table)
         self._catalog.invalidateTable(identifier)
         return self._catalog.loadTable(identifier)
@@ -129,7 +129,10 @@ class JavaCatalog:
                     raise
         existing = self.load(table)
         if existing is None:
-            raise Conflict(f"cannot create table {table}: it came and went at the same moment")
+            raise Conflict(
+                f"cannot create table {table}: another client created and dropped it at the "
+                "same time"
+            )
         return existing
 
     def make_namespace(self, name: str) -> bool:

@@ -82,7 +82,7 @@ class JavaTableState:
                     raise
         if uuid != self.uuid:
             raise IdentityMismatch(
-                f"cannot go on with table {self.name}: it was dropped and made again; "
+                f"cannot refresh table {self.name}: it was dropped and recreated; "
                 f"expected uuid {self.uuid}, found {uuid}"
             )
 

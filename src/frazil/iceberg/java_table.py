@@ -301,7 +301,7 @@ class JavaTable(JavaTableUpdates, JavaTableFiles):
         def check(history: Iterator[Snapshot]) -> str | None:
             newest = next(history, None)
             if newest is None or newest.id != since:
-                return f"snapshot {since} is not the newest one any more"
+                return f"snapshot {since} is no longer the newest one"
             return None
 
         self.refresh()

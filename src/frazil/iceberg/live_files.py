@@ -66,8 +66,8 @@ class LiveFiles:
         if known is None or prefix in known:
             return known is not None
         raise IdentityMismatch(
-            f"cannot tell whether {path} is live: a table refers to this path under another "
-            f"prefix; expected {prefix}, found {', '.join(sorted(known))}",
+            f"cannot decide whether {path} is live: a table refers to this path under "
+            f"another prefix; expected {prefix}, found {', '.join(sorted(known))}",
             hint="nothing was removed; if both are the same store, give the table's location and "
             "its files one spelling (rewrite_data_files, rewrite_manifests)",
         )

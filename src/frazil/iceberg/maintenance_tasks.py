@@ -138,8 +138,9 @@ def advice(tables: Mapping[str, tuple[str, Mapping[str, str]]]) -> list[str]:
     ever = [name for name, (keep, has) in tables.items() if not keep and CREATED_BY not in has]
     if ever:
         hints.append(
-            f"every snapshot of {_few(ever)} is kept, for no sink made it; to expire old ones "
-            'set snapshot_retention of its [[table]], or "never" to silence this'
+            f"every snapshot of {_few(ever)} is kept, because no sink created it; to "
+            'expire old ones set snapshot_retention of its [[table]], or "never" to '
+            "silence this"
         )
     return hints
 
@@ -235,8 +236,8 @@ class MaintenanceTask:
             trouble = error  # applied or not: `resolve` reads it from the table
         if this not in self.resolve():
             raise trouble or Conflict(
-                f"cannot rewrite files of {self._table.name}: the commit "
-                "returned, and the table does not show it"
+                f"cannot rewrite files of {self._table.name}: the commit returned, but "
+                "the table does not have the snapshot"
             )
 
     def newest_run(self) -> Check:

@@ -74,7 +74,9 @@ class ManifestReader:
     def listed(self, wanted: int) -> list[dict[str, Any]]:
         """The manifests that a snapshot lists."""
         if wanted not in self._snapshots:
-            raise Expired(f"cannot read snapshot {wanted} of table {self._table}: it is not there")
+            raise Expired(
+                f"cannot read snapshot {wanted} of table {self._table}: it does not exist"
+            )
         snapshot = self._snapshots[wanted]
         if "manifest-list" in snapshot:
             return frame([AvroFile(self._store, snapshot["manifest-list"])]).to_dicts()

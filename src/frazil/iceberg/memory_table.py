@@ -89,7 +89,7 @@ class MemoryTable:
         return self._base or _NoRows()
 
     def refresh(self) -> None:
-        """Does nothing: nobody else changes this state."""
+        """Does nothing: no other writer changes this state."""
 
     def history(self, branch: str) -> Iterator[Snapshot]:
         at = self._refs.get(branch)

@@ -82,7 +82,7 @@ def _newest(store: FileStore, folder: str) -> str:
     if len(files[version]) > 1:
         # Two attempts at a commit: only the catalog knows which one was applied.
         raise ConfigError(
-            f"cannot tell the newest metadata in {folder}: {' and '.join(sorted(files[version]))}",
+            f"cannot find the newest metadata in {folder}: {' and '.join(sorted(files[version]))}",
             hint="give the metadata file itself, or the table's name with its catalog",
         )
     return f"{folder}/{files[version][0]}"
@@ -104,7 +104,7 @@ def _from_database(catalog: Mapping[str, str], name: str) -> str:
     ]
     if len(rows) > 1:
         raise ConfigError(
-            f"cannot tell which table {name} is meant: catalogs "
+            f"cannot choose table {name} among several: catalogs "
             f"{' and '.join(sorted(row['catalog_name'] for row in rows))} have one"
         )
     return str(rows[0]["metadata_location"]) if rows else ""
@@ -115,7 +115,7 @@ def _sqlite(
 ) -> Iterable[Mapping[str, Any]]:
     path = local(place.partition("?")[0])
     if not os.path.isfile(path):
-        raise ConfigError(f"cannot open catalog {path}: it is not there")
+        raise ConfigError(f"cannot open catalog {path}: it does not exist")
     try:
         with closing(
             sqlite3.connect(f"file:{quote(path)}?mode=ro", timeout=30, uri=True)

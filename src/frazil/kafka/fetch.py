@@ -124,7 +124,7 @@ def _chunks(
             if time.monotonic() > deadline:
                 raise Unavailable(
                     f"cannot fetch {wanted}: no record and no error from {server} in "
-                    f"{patience:.0f} s at offset {position}; the range is read again",
+                    f"{patience:.0f} s at offset {position}; the range is retried",
                     hint="check that the brokers are up and reachable from the executors; if they "
                     "are, a record batch there may be broken in a way that librdkafka does not "
                     "report",
@@ -244,8 +244,9 @@ def _headers(messages: list[Message], partition: Partition) -> list[_Headers]:
             result.append(headers or [])  # type: ignore[arg-type]  # a dict is only ever sent
     except (SystemError, UnicodeDecodeError):
         raise Undecodable(
-            f"cannot read the headers of {partition} offset {messages[len(result)].offset()}: "
-            "a header's key is not UTF-8, and confluent-kafka does not hand it over",
+            f"cannot read the headers of {partition} offset "
+            f"{messages[len(result)].offset()}: a header's key is not UTF-8, and "
+            "confluent-kafka does not return it",
             hint="leave the column with the headers out, or read over a plain connection",
         ) from None
     return result
@@ -253,8 +254,8 @@ def _headers(messages: list[Message], partition: Partition) -> list[_Headers]:
 
 def _behind(at: Partition) -> str:
     return (
-        "nothing was skipped; to go on behind it: frazil offsets seek CONFIG "
-        f"--to {at.kafka_topic}:{at.number}:OFFSET"
+        "nothing was skipped; to continue after it: frazil offsets seek CONFIG --to "
+        f"{at.kafka_topic}:{at.number}:OFFSET"
     )
 
 
@@ -279,7 +280,7 @@ def _without_errors(
         elif error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
             raise Expired(
                 f"cannot fetch {wanted}: offset {position} is no longer in the topic; "
-                f"retention has overtaken the sink",
+                "retention deleted it before it was read",
                 hint="nothing was skipped; `frazil status` shows what the topic still holds",
             )
         elif error.code() in _BROKEN:

@@ -43,8 +43,9 @@ _SAMPLE_SECONDS = 30.0
 #: Kafka's topic id where there is none.
 _NO_ID = "AAAAAAAAAAAAAAAAAAAAAA"
 WITHOUT_IDS = (
-    "the brokers have no topic ids (they are older than 2.8): a topic that is dropped and made "
-    "again cannot be distinguished from the one that was read, unless it ends before the position"
+    "the brokers have no topic ids (they are older than 2.8): a topic that is dropped "
+    "and recreated cannot be distinguished from the one that was read, unless it ends "
+    "before the position"
 )
 #: Most partitions that a hint lists.
 _NAMED = 8
@@ -90,18 +91,18 @@ class TopicIdentity:
         """`now` must be the same cluster and topics as these, as far as these are known."""
         if self.cluster and now.cluster != self.cluster:
             raise IdentityMismatch(
-                f"cannot go on: the ledger belongs to Kafka cluster {self.cluster}, "
+                f"cannot continue: the ledger belongs to Kafka cluster {self.cluster}, "
                 f"found cluster {now.cluster}",
-                hint="point bootstrap.servers at the right cluster; or, if this one takes its "
-                "place: frazil offsets adopt-topic CONFIG",
+                hint="point bootstrap.servers at the right cluster; or, if this cluster "
+                "replaces it: frazil offsets adopt-topic CONFIG",
             )
         for topic, known in self.topics.items():
             if self.differs(now, topic):
                 raise IdentityMismatch(
-                    f"cannot go on: topic {topic} was dropped and made again; expected topic id "
-                    f"{known}, found {now.topics[topic]}",
-                    hint="its offsets begin anew; to read it from its beginning, beside what is "
-                    "there: frazil offsets adopt-topic CONFIG --topic "
+                    f"cannot continue: topic {topic} was dropped and recreated; expected "
+                    f"topic id {known}, found {now.topics[topic]}",
+                    hint="the new topic starts at offset 0. To read it in addition to the "
+                    "existing rows: frazil offsets adopt-topic CONFIG --topic "
                     f"{Partition(topic, 0).kafka_topic}",
                 )
 
@@ -241,7 +242,7 @@ class Planner:
         ]
         if lost:
             raise Expired(
-                f"cannot go on: retention has deleted {', '.join(map(str, lost))} "
+                f"cannot continue: retention has deleted {', '.join(map(str, lost))} "
                 f"({sum(map(len, lost))} offsets) before they were read",
                 hint="nothing was skipped; restore the records, or accept the loss: frazil offsets "
                 f"accept-loss CONFIG {_options('--lost', map(spelled, lost))}",
@@ -253,7 +254,7 @@ class Planner:
         ]
         if back:
             raise IdentityMismatch(
-                f"cannot go on: the topic ends before the position: {', '.join(back)}",
+                f"cannot continue: the topic ends before the position: {', '.join(back)}",
                 hint="the topic was truncated, or its uncommitted tail was lost with a broker; to "
                 "read on from its end: frazil offsets seek CONFIG "
                 + _options(
@@ -267,7 +268,7 @@ class Planner:
             )
         gone = [str(partition) for partition in position if partition not in marks.end]
         if gone:
-            raise IdentityMismatch(f"cannot go on: {', '.join(gone)} no longer exist")
+            raise IdentityMismatch(f"cannot continue: {', '.join(gone)} no longer exist")
         self._refuse_replaced(position, marks)
 
     def compare(self, position: Cut, epochs: Mapping[Partition, int]) -> None:
@@ -304,14 +305,14 @@ class Planner:
             remedy = (
                 f"frazil offsets seek CONFIG {_options('--to', ends)}"
                 if movable
-                else "use another sink id, with starting_offsets from which they are to be read"
+                else "use another sink id, with starting_offsets from which to read the new records"
             )
             raise IdentityMismatch(
-                f"cannot go on: the topic lost its tail and grew again: "
-                f"{', '.join(map(str, replaced))} were read and are no longer in its log, which "
-                "has other records there",
-                hint="an unclean leader election, or a broker that lost its disk; to read the "
-                f"other records: {remedy}",
+                "cannot continue: topic data was truncated and overwritten: "
+                f"{', '.join(map(str, replaced))} were read, but the log has other "
+                "records there now",
+                hint="the cause is an unclean leader election, or a broker that lost its "
+                f"disk. To read the new records: {remedy}",
             )
 
     def replaced(self, position: Cut, marks: Watermarks) -> list[Range]:
@@ -503,8 +504,8 @@ def say_trimmed(new: Iterable[Partition], began: Mapping[Partition, int]) -> Non
         left = len(lines) - _NAMED
         more = f", and {counted(left, 'more partition')}" if left > 0 else ""
         _log.warning(
-            "%s%s: what lay before was deleted before this sink first saw the topic, and "
-            "is not part of its proof",
+            "%s%s: earlier offsets were deleted before this sink first read the topic, "
+            "and are not part of its proof",
             ", ".join(lines[:_NAMED]),
             more,
         )

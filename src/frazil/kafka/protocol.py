@@ -95,8 +95,9 @@ def fetch(kafka: Mapping[str, str], wanted: Range, *, patience: float) -> Iterat
             if code != 0 or not batches or _behind(batches[-1]) <= position:
                 if time.monotonic() > deadline:
                     raise Unavailable(
-                        f"cannot fetch {wanted}: {kafka['bootstrap.servers']} gives nothing at "
-                        f"offset {position} for {patience:.0f} s ({trouble}, error {code})",
+                        f"cannot fetch {wanted}: {kafka['bootstrap.servers']} returned no "
+                        f"records at offset {position} for {patience:.0f} s ({trouble}, "
+                        f"error {code})",
                         hint="check that the brokers are up and reachable from the executors",
                     )
                 if code != 0:

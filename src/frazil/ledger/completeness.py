@@ -319,8 +319,8 @@ class CompletenessCallback:
             self._call(moment(until))
         except Exception as error:  # the user's function may raise anything
             self.trouble = (
-                f"cannot tell that all is complete until {Timestamp(until)}: on_complete "
-                f"raised {type(error).__name__}: {error}"
+                f"cannot report completeness until {Timestamp(until)}: on_complete raised "
+                f"{type(error).__name__}: {error}"
             )
             _log.warning("%s; it is called again", self.trouble, exc_info=True)
             return False

@@ -92,7 +92,7 @@ def announced_tables(
         return dict(tables)
     if tables not in properties:
         raise IdentityMismatch(
-            f"cannot tell the tables of a sink: the index lacks its property {tables}"
+            f"cannot read the tables of a sink: the index lacks its property {tables}"
         )
     return property_tables(properties, tables)
 
@@ -103,7 +103,7 @@ def property_tables(properties: Mapping[str, str], key: str) -> dict[str, str]:
         return dict(json.loads(properties.get(key, "{}")))
     except (ValueError, TypeError) as error:
         raise IdentityMismatch(
-            f"cannot tell the tables of a sink: property {key} of the index is not table → uuid: "
-            f"{error}",
+            f"cannot read the tables of a sink: property {key} of the index is not table "
+            f"→ uuid: {error}",
             hint="it was altered by hand; restore it from an earlier metadata file of the index",
         ) from None

@@ -154,9 +154,10 @@ def load(stored: bytes, path: str = "") -> StagedBatch | None:
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         # The checksum is right, so the record is not torn: it must not be ignored.
         raise Fatal(
-            f"cannot read staged batch {path}: it has the checksum of a batch record and "
-            f"is none: {type(error).__name__}: {error}",
-            hint="use the Frazil that staged it; if none did, move the file away",
+            f"cannot read staged batch {path}: its checksum is right, but its content is "
+            f"not a batch record: {type(error).__name__}: {error}",
+            hint="use the Frazil version that staged it; if Frazil did not write the file, "
+            "move it away",
         ) from None
 
 

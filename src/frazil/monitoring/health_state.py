@@ -103,7 +103,7 @@ def judge(facts: SinkFacts) -> Verdict:
     if facts.waits:
         return _waiting(facts.waits)
     if not facts.running:
-        return Verdict(STARTING, "it takes over from the run before it")
+        return Verdict(STARTING, "taking over from the previous run")
     lag = facts.lag
     if lag is None or not lag.total:
         return Verdict(OK)
@@ -132,21 +132,21 @@ def _waiting(waits: Sequence[Wait]) -> Verdict:
 
 def _wait_remedy(wait: Wait) -> str:
     if wait.error is not None and wait.operator:
-        return f"{remedy_of(wait.error)}; its batches wait, staged"
-    return "none for now: it is tried again; look at the server that the reason names"
+        return f"{remedy_of(wait.error)}; its batches stay staged"
+    return "none: the sink retries. Check the server named in the reason"
 
 
 #: Class of an error → what to do, where the error itself has no hint.
 REMEDIES = {
     "ConfigError": "correct the setting that the reason names, then start again",
     "Retryable": "start again",
-    "Unavailable": "see that the server is up and reachable, then start again",
+    "Unavailable": "check that the server is up and reachable, then start again",
     "CommitStateUnknown": "start again: the next run reads the outcome from the ledger",
     "Fatal": "frazil audit CONFIG",
     "Gap": "frazil audit CONFIG",
     "Overlap": "find the other writer with this sink's id; frazil audit CONFIG",
     "Expired": "frazil offsets show CONFIG",
-    "Fenced": "let the newer run go on; to take over from it, start this one again",
+    "Fenced": "let the newer run continue; to take over from it, start this run again",
     "IdentityMismatch": "frazil offsets show CONFIG",
     "SchemaMismatch": "change the table or the producer, or set [dead_letters]; then start again",
     "Undecodable": "correct the format or the producer, or set [dead_letters]; then start again",
@@ -154,8 +154,8 @@ REMEDIES = {
     "Unwritable": "set [dead_letters] and start again, or report the message",
     "TooManyRejected": "frazil dead-letters list CONFIG; correct the producer, then start again",
     "NotProven": "frazil audit CONFIG",
-    "AccountingError": "start again; report it if it comes again",
-    "FrazilError": "start again; report it if it comes again",
+    "AccountingError": "start again; report the error if it occurs again",
+    "FrazilError": "start again; report the error if it occurs again",
 }
 
 

@@ -112,7 +112,9 @@ class LogObserver:
             self._changed(verdict)
         maintenance = run.progress.maintenance_error
         if maintenance and maintenance != self._maintenance:
-            self._tell(logging.WARNING, f"for later: {maintenance}", event="maintenance")
+            self._tell(
+                logging.WARNING, f"maintenance postponed: {maintenance}", event="maintenance"
+            )
         self._maintenance = maintenance
         if time.monotonic() - self._wrote_at >= QUIET:
             lag = self._health.lag()

@@ -67,7 +67,7 @@ UP = _gauge("up", "1 while the sink runs, 0 after its end.")
 START_TIME = _gauge("start_time_seconds", "When the sink was started, in seconds since 1970.")
 EPOCH = _gauge("epoch", "Epoch of the run.")
 STATE = _gauge("sink_state", "1 for the state of the sink's verdict, 0 for the others.", "state")
-OPERATOR = _gauge("operator_needed", "1 while only an operator can let the sink go on.")
+OPERATOR = _gauge("operator_needed", "1 while the sink waits for an operator.")
 INFO = _gauge("sink_info", "Always 1; catalog and index of the sink.", "catalog", "index")
 
 ROWS = _counter("rows", "Rows in committed data files.", "table")

@@ -31,6 +31,6 @@ def monitoring_of(config: Config) -> Observers:
 
 
 def forget(sink: str) -> None:
-    """A sink that has ended and that nobody wants any more is no longer shown."""
+    """A sink that has ended and is no longer defined is not shown."""
     process_health.remove(sink)
     REGISTRY.remove(sink)

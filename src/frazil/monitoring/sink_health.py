@@ -49,7 +49,7 @@ _INTERVALS, _LEAST = 3, 60.0
 _REMEMBERED = 128
 #: A commit that takes longer than this is a wait.
 _LONG_COMMIT = 60.0
-#: A run that nobody has looked after for so long is dead. (Its end takes up to a minute.)
+#: A run without a tick for this long is dead. (Its end takes up to a minute.)
 _STALLED = 120.0
 _VERSION = version("frazil")
 

@@ -28,7 +28,9 @@ def wanted_cut(
     """The cut to reach: one past the given offset, or the given cut. Expects exactly one of
     them."""
     if (cut is None) == (not topic) or (topic and min(partition, offset) < 0):
-        raise ConfigError("cannot tell as of what: expected topic, partition and offset, or a cut")
+        raise ConfigError(
+            "cannot read a table as of a cut: expected topic, partition and offset, or a cut"
+        )
     if cut is None:
         return Cut({Partition(topic, partition): offset + 1})
     nested = isinstance(next(iter(cut), ""), str)
@@ -76,7 +78,7 @@ def _only_table(config: Config, table: str) -> str:
     names = [table_config.name for table_config in config.tables]
     if len(names) > 1 or "{" in names[0]:
         raise ConfigError(
-            f"cannot tell which table: sink {config.sink.id} fills several",
+            f"cannot choose a table: sink {config.sink.id} fills several",
             hint=f'as_of(…, table="{names[0]}")',
         )
     return names[0]
@@ -123,7 +125,7 @@ def _only_sink(table: str, history: Sequence[Snapshot], wanted: Cut) -> str:
     sinks = sorted(entry.sink for entry in known if set(wanted) & set(entry.end))
     if len(sinks) > 1:
         raise ConfigError(
-            f"cannot tell whose offsets are meant: sinks {', '.join(sinks)} write to table {table}",
+            f"cannot choose a sink: sinks {', '.join(sinks)} write to table {table}",
             hint=f'as_of(…, sink="{sinks[0]}")',
         )
     return sinks[0] if sinks else ""
@@ -146,8 +148,8 @@ def _newest(
         if position.reaches(wanted):
             return snapshot
         raise ConfigError(
-            f"cannot read table {name} as of {wanted.text}: sink {entry.sink} "
-            f"stands at {_common(position, wanted).text}"
+            f"cannot read table {name} as of {wanted.text}: sink {entry.sink} is at "
+            f"{_common(position, wanted).text}"
         )
     raise ConfigError(
         f"cannot read table {name} as of {wanted.text}: no snapshot of it has these partitions"

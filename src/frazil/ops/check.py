@@ -331,7 +331,7 @@ def side_by_side(checks: Mapping[str, Callable[[], Findings]], limit: float) -> 
         except queue.Empty:
             for area in checks.keys() - results.keys():
                 says = f"no answer within {limit:g} s"
-                hint = "see what it connects to: an address that drops packets looks like this"
+                hint = "check the address; a firewall that drops packets causes this"
                 results[area] = [CheckFinding(area, "error", says, hint)]
             break
         results[area] = findings

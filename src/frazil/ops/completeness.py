@@ -110,7 +110,7 @@ class CompletenessReport:
         if len(held) > _SHOWN:
             yield f"  and {len(held) - _SHOWN} more; --json has all of them"
         for lost in self.lost[:_SHOWN]:
-            yield f"  {lost.range}: given up; of which hours they were is not known ({lost.note})"
+            yield f"  {lost.range}: accepted as lost; their event time is unknown ({lost.note})"
 
 
 def wait_until_complete(
@@ -220,5 +220,5 @@ def _sentence(part: PartitionCompleteness) -> str:
         if part.missing_seconds:
             text += f", lacks {timedelta(seconds=part.missing_seconds)}"
     if part.ignored_event_time is not None:
-        text += f"; {part.ignored_event_time} is too far ahead of the clock to be believed"
+        text += f"; {part.ignored_event_time} is too far ahead of the clock, and is ignored"
     return text

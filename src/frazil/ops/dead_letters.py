@@ -265,7 +265,7 @@ class ReplayOutput:
         for name, rows in sorted(report.rows.items()):
             yield f"{name}: {counted(rows, 'row')}"
         for name in report.needs:
-            yield f"{name}: to be made or changed first"
+            yield f"{name}: to be created or changed first"
         skipped = f", {report.skipped:,} skipped by a rule" if report.skipped else ""
         yield (
             f"{counted(report.selected, 'letter')} selected: {report.replayed:,} {would}replayed"

@@ -74,7 +74,10 @@ class SinkRebuild:
         if len(self.ranges) > _SHOWN:
             yield f"… and {len(self.ranges) - _SHOWN} more"
         for unknown in self.unknown[:_SHOWN]:
-            yield f"cannot tell: {unknown.table}: {unknown.range or 'everything'}: {unknown.reason}"
+            yield (
+                f"cannot determine {unknown.table}: {unknown.range or 'everything'}: "
+                f"{unknown.reason}"
+            )
         if len(self.unknown) > _SHOWN:
             yield f"… and {len(self.unknown) - _SHOWN} more that are unknown"
         yield (
@@ -108,7 +111,7 @@ def rebuild_index(config: Config, spark: SparkSession, dry_run: bool = False) ->
     if table is None:
         raise ConfigError(
             f"cannot rebuild the index {config.index_table}: it does not exist",
-            hint="where it was lost, restore it: without its ledger no sink knows its position",
+            hint="restore it: without its ledger no sink knows its position",
         )
     sinks = [config.sink.id, *([config.sink.id + REPLAY] if config.dead_letters else [])]
     rebuilt = [_IndexRebuild(config, spark, catalog, table, sink).run(dry_run) for sink in sinks]
@@ -184,7 +187,7 @@ class _IndexRebuild:
         for name, known in announced_tables(entry.tables, self._table.properties).items():
             table = self._catalog.load(name)
             if table is None or table.uuid != known:
-                fact = "is gone" if table is None else "was dropped and made again"
+                fact = "does not exist" if table is None else "was dropped and recreated"
                 unknown.append(UnknownRange(name, None, f"the table {fact}"))
                 continue
             branch = self._config.branch(name)
@@ -247,7 +250,9 @@ class _IndexRebuild:
         self._table.refresh()
         since = takewhile(lambda snapshot: snapshot.id != base.id, self._table.history("main"))
         if not any(snapshot.summary.get(REBUILD) == mark for snapshot in since):
-            raise trouble or Conflict("the commit returned, and the table does not show it")
+            raise trouble or Conflict(
+                "the commit returned, but the table does not have the snapshot"
+            )
 
     def _alone(
         self, base: Snapshot, entry: LedgerEntry
@@ -263,8 +268,8 @@ class _IndexRebuild:
                 if other is not None and other.epoch != entry.epoch:
                     return f"sink {self._sink} has started another run"
                 if REBUILD in snapshot.summary or snapshot.operation in ("overwrite", "delete"):
-                    return "somebody else changed rows of the index"
-            return "the snapshot that was read is gone"
+                    return "another writer changed rows of the index"
+            return "the snapshot that was read was expired"
 
         return check
 

@@ -59,16 +59,16 @@ class TableHit:
         if self.event_time_low is not None:
             yield f"    event time {self.event_time_low} to {self.event_time_high}"
         if self.expired:
-            left = "none is left"
+            left = "no snapshot with it is left"
             if self.oldest_snapshot:
-                left = f"the oldest one left that has it is {self.oldest_snapshot}"
+                left = f"the oldest remaining snapshot with it is {self.oldest_snapshot}"
             yield f"    first in snapshot {self.snapshot}, which was expired; {left}"
         elif self.snapshot is not None:
             yield f"    first in snapshot {self.snapshot}"
         for path in self.files[:_SHOWN]:
             yield f"    {path}"
         if len(self.files) > _SHOWN:
-            yield f"    and {len(self.files) - _SHOWN} files more whose bounds hold it"
+            yield f"    and {len(self.files) - _SHOWN} more files whose bounds include it"
         if self.sql:
             yield f"    {self.sql}"
 
@@ -141,7 +141,7 @@ class LocateReport:
             yield f"{self.partition} at {self.offset}: {self.reason}"
         if self.other_topics:
             names = ", ".join(self.other_topics)
-            yield f"the topic was made again; the same offset is another one of {names}"
+            yield f"the topic was recreated; {names} has another record at the same offset"
         for batch in self.batches:
             first, *others = batch.lines()
             yield f"{self.partition} at {self.offset}: {first}"
@@ -342,7 +342,7 @@ def _hit(
     table, where, offset = asked.opened(name), asked.partition, asked.offset
     low, high = map(Timestamp.of, event_time)
     if table is None:
-        why = "the table is gone"
+        why = "the table does not exist"
         return TableHit(name, "no", why, counts, snapshot, True, None, (), low, high)
     branch = asked.branch(name)
     files, deletes = table.files(branch)
@@ -378,12 +378,12 @@ def _verdict(
 ) -> tuple[str, str]:
     """Whether the table contains the offset, by counts and file bounds; and why."""
     if counts.merged:
-        return "merged", f"{counts.merged} offsets of the batch became rows that stand for several"
+        return "merged", f"{counts.merged} offsets of the batch were merged into shared rows"
     every = counts.written == counts.offsets > 0
     if not near:
         if not counts.written:
             return "no", _outcomes(counts)
-        return "no", f"{_outcomes(counts)}, and no live file's bounds hold it"
+        return "no", f"{_outcomes(counts)}, and no live file's bounds include it"
     if deletes:
         return "maybe", f"{_outcomes(counts)}; {deletes} delete files may hide it"
     for file in near:
@@ -403,7 +403,11 @@ def _verdict(
 def _outcomes(counts: OutcomeCounts) -> str:
     names = ("written", "rejected", "skipped", "invisible", "elsewhere", "lost")
     parts = [f"{number} {name}" for name in names if (number := getattr(counts, name))]
-    return f"of {counts.offsets} offsets {', '.join(parts)}" if parts else "nothing was for it"
+    return (
+        f"of {counts.offsets} offsets {', '.join(parts)}"
+        if parts
+        else "it got no records of the batch"
+    )
 
 
 def _oldest(history: Sequence[Snapshot], sink: str, where: Partition, offset: int) -> int | None:
@@ -440,7 +444,7 @@ def _outside(
     """Why no batch contains the offset."""
     where, offset = asked.partition, asked.offset
     if index is None:
-        return f"no ledger entry that is left has {where} at {offset}, and there is no index"
+        return f"no remaining ledger entry has {where} at {offset}, and there is no index"
     positions = [(sink, entry.end) for sink in sinks if (entry := index_entry(index, sink))]
     knowing = [(sink, end) for sink, end in positions if where in end]
     if not knowing:
@@ -448,9 +452,7 @@ def _outside(
         return f"no sink reads {where}; read are {', '.join(known) or 'none'}"
     sink, end = knowing[0]
     if offset >= end[where]:
-        return f"not read yet: sink {sink} stands at {end[where]}"
+        return f"not read yet: sink {sink} is at {end[where]}"
     if lowest is not None and offset < lowest:
         return f"before the beginning: sink {sink} began at {lowest}"
-    return (
-        f"no batch of the index has it, and sink {sink} stands at {end[where]}: see `frazil audit`"
-    )
+    return f"no batch of the index has it, and sink {sink} is at {end[where]}: see `frazil audit`"

@@ -92,7 +92,7 @@ class OffsetsPlan:
         for range_ in self.decision.lost:
             yield f"{range_}: {counted(len(range_), 'offset')} given up"
         for partition, offset in self.decision.begin.items():
-            yield f"{partition} goes on at {offset}"
+            yield f"{partition} continues at {offset}"
         if self.applied:
             yield f"done in epoch {self.epoch}: {self.decision.message}; {self.note}"
         elif self.decision:
@@ -114,7 +114,7 @@ class OffsetsPlan:
                 "--reason '…' --apply"
             )
         else:
-            yield f"nothing to {self.wanted.command}: the stream can go on as it is"
+            yield f"nothing to {self.wanted.command}: the stream can continue as it is"
 
 
 # ── arguments ────────────────────────────────────────────────────────────────────────────────────
@@ -247,7 +247,7 @@ def confirm(
     index, java_table = catalog.load(config.index_table), catalog.load(table)
     if index is None or java_table is None:
         raise ConfigError(
-            f"cannot confirm table {table}: {'it' if index else 'the index'} is not there"
+            f"cannot confirm table {table}: {'it' if index else 'the index'} does not exist"
         )
     sink = config.sink.id
     refuse_unfinished(index.properties, sink, "confirm")
@@ -258,7 +258,7 @@ def confirm(
     target = TableCommitter(java_table, config.branch(table), sink, 0, time)
     doubted = target.doubted(known)
     if note is not None and doubted is not None:
-        says = f"{table} holds everything below {doubted.end.text} and nothing beyond"
+        says = f"{table} has all offsets below {doubted.end.text} and nothing beyond"
         note = replace(note, result=says)
         target.confirm(doubted, note.text())
     return ConfirmReport(sink, table, doubted.end if doubted else None, note if doubted else None)
@@ -289,14 +289,14 @@ class ConfirmReport:
     def lines(self) -> Iterator[Line]:
         cut = self.up_to.text
         if not self.confirmable:
-            yield f"nothing to confirm: the history of {self.table} tells what it holds"
+            yield f"nothing to confirm: the history of {self.table} shows what it has"
         elif self.applied:
-            yield f"confirmed: {self.table} holds everything below {cut} and nothing beyond"
+            yield f"confirmed: {self.table} has all offsets below {cut} and none beyond"
         else:
             yield (
-                f"does {self.table} hold everything below {cut}, and nothing of sink {self.sink} "
-                "beyond? Rows beyond would be there twice: delete them first. Nothing was "
-                "written: --apply with a --reason confirms it"
+                f"does {self.table} have all offsets below {cut}, and no row of sink "
+                f"{self.sink} beyond? Rows beyond would be written twice: delete them "
+                "first. Nothing was written: --apply with a --reason confirms it"
             )
 
 
@@ -328,7 +328,7 @@ class OffsetsReport(dict[str, Any]):
             right=[label(name) for name in numbers],
         )
         lag = sum(line["lag"] or 0 for line in partitions)
-        yield f"{counted(len(partitions), 'partition')}, {counted(lag, 'offset')} to come"
+        yield f"{counted(len(partitions), 'partition')}, lag {lag:,}"
         if self["without_ids"]:
             yield f"{counted(len(self['without_ids']), 'topic')}: {WITHOUT_IDS}"
         if stops := self["stops"]:

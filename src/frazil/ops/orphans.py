@@ -56,8 +56,8 @@ def orphans(
     for table in tables:
         if _shared(table) and (gone := sorted(n for n in known if loaded[n] is None)):
             raise IdentityMismatch(
-                f"cannot tell which files below {', '.join(_shared(table))} are live: table "
-                f"{gone[0]} is gone, and its files may lie there",
+                f"cannot decide which files below {', '.join(_shared(table))} are live: "
+                f"table {gone[0]} does not exist, and its files may be there",
                 hint="it may have been renamed; nothing was removed",
             )
         before = int((now - older_than) * 1000) if older_than else None

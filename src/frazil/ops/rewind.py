@@ -98,13 +98,14 @@ class RewindReport:
             yield from (f"{table.table} loses {lost}" for lost in table.foreign)
         if self.nothing:
             at = f"{boundary} {_offsets(boundary.cut)}"
-            yield f"all tables of sink {self.sink} stand at {at} already"
+            yield f"all tables of sink {self.sink} are at {at} already"
             return
         yield (
             f"{counted(rows, 'row')} of {counted(len(moves), 'table')}, "
             f"{counted(self.batches, 'batch', 'batches')} of the index and "
             f"{counted(self.staged, 'staged batch', 'staged batches')} "
-            f"{'went' if self.done else 'would go'}; the stream goes on at {_offsets(boundary.cut)}"
+            f"{'were removed' if self.done else 'would be removed'}; the stream continues "
+            f"at {_offsets(boundary.cut)}"
         )
 
 
@@ -190,8 +191,8 @@ class _RewindCommand:
         entry = TableCommitter(index, "main", self._sink, 0, time, claimed_first=True).head().entry
         if entry is None:
             raise ConfigError(
-                f"cannot rewind sink {self._sink}: its index {config.index_table} "
-                "knows nothing of it"
+                f"cannot rewind sink {self._sink}: its index {config.index_table} has no "
+                "entry of it"
             )
         known = announced_tables(entry.tables, index.properties)
         announced = property_tables(index.properties, tables_property(self._sink))
@@ -204,7 +205,7 @@ class _RewindCommand:
             if table is None and name not in known:
                 continue  # not created yet
             if table is None or table.uuid != known.get(name, table.uuid):
-                fact = "is gone" if table is None else "was dropped and made again"
+                fact = "does not exist" if table is None else "was dropped and recreated"
                 raise IdentityMismatch(
                     f"cannot rewind table {name}: it {fact}", hint="restore the table"
                 )
@@ -255,8 +256,8 @@ class _RewindCommand:
         note, to = doing.state.note, self._to
         if note is not None and note.to != to:
             raise ConfigError(
-                f"cannot rewind to {to}: a rewind to {note.to} was begun and not finished",
-                hint=f"finish that one first: --to '{note.to}'",
+                f"cannot rewind to {to}: a rewind to {note.to} is unfinished",
+                hint=f"finish the other one first: --to '{note.to}'",
             )
         stream = doing.state.timeline
         start = stream.at(note.batch) if note is not None else stream.named(to)
@@ -299,12 +300,11 @@ class _RewindCommand:
             yield IdentityMismatch(
                 f"{where}: table {table.table} would lose "
                 f"{counted(len(table.foreign), 'commit')} of others, as {table.foreign[0]}",
-                hint="--discard-foreign, if nobody wants them; or a later cut",
+                hint="--discard-foreign removes them; or choose a later cut",
             )
         if lost := self._lost(choice):
             yield Expired(
-                f"{where}: Kafka does not have {', '.join(map(str, lost[:4]))} any more; they "
-                "would be gone for good",
+                f"{where}: Kafka no longer has {', '.join(map(str, lost[:4]))}; they would be lost",
                 hint=self._instead(choice),
             )
 
@@ -319,7 +319,10 @@ class _RewindCommand:
         if since is None or self._replayed_at is None:
             return ""
         if self._replayed_at >= datetime.fromtimestamp(since / 1000, timezone.utc):
-            return "dead letters were replayed after that; they may be those of batches that go"
+            return (
+                "dead letters were replayed after that; they may belong to batches that "
+                "would be removed"
+            )
         return ""
 
     def _lost(self, choice: RewindPlan) -> list[Range]:
@@ -354,17 +357,18 @@ class _RewindCommand:
         config = self._config
         if config.sink.checkpoint_location and config.transform:
             yield (
-                f"Spark's checkpoint in {config.sink.checkpoint_location} is not taken back: a "
-                "query that keeps state in it needs one of that moment, or starts anew"
+                f"Spark's checkpoint in {config.sink.checkpoint_location} is not rewound: "
+                "a stateful query needs a checkpoint of that time, or starts without "
+                "state"
             )
         if choice.moves and (compacted := self._compacted()):
             yield (
-                f"topic {', '.join(compacted)} is compacted: what was compacted away since does "
-                "not come again"
+                f"topic {', '.join(compacted)} is compacted: records that were compacted "
+                "away since are not read again"
             )
         losers = {lost.sink for lost in choice.foreign if lost.sink}
         for sink in sorted(losers) if self._discard_foreign else ():
-            yield f"sink {sink} loses records, and will say so when it starts"
+            yield f"sink {sink} loses records, and reports that when it starts"
 
     def _compacted(self) -> list[str]:
         topics = {p.kafka_topic for p in self._doing.state.entry.end.current if p != BATCHES}
@@ -391,7 +395,7 @@ class _RewindCommand:
         choice = doing.choice(doing.state.timeline.at(plan.choice.boundary.batch))
         if choice.boundary != plan.choice.boundary:
             raise Fatal(
-                f"cannot rewind sink {self._sink}: it went on meanwhile, and "
+                f"cannot rewind sink {self._sink}: it committed in the meantime, and "
                 f"{'; '.join(choice.reasons)}",
                 hint="run it again",
             )

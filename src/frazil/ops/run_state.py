@@ -57,8 +57,13 @@ def run_state(beats: Heartbeats, epoch: int | None, now: float) -> dict[str, Any
     over = beat.get("state") in _OVER
     if epoch is not None and newest < epoch and not (over and beat["state"] == "stopped"):
         state = FENCED
-        text = f"epoch {newest} ({_place(beat)}) was fenced by epoch {epoch}, which shows no sign"
-        verdict = _verdict("failed", text, "start it again, if no other process runs it", "Fenced")
+        text = (
+            f"epoch {newest} ({_place(beat)}) was fenced by epoch {epoch}, which has written "
+            "no heartbeat"
+        )
+        verdict = _verdict(
+            "failed", text, "start the sink again, unless another process runs it", "Fenced"
+        )
     elif over or fresh:
         state = ENDED if over else RUNNING
         verdict = {key: beat.get(key) for key in ("state", "verdict", "reason", "remedy", "error")}
@@ -68,7 +73,7 @@ def run_state(beats: Heartbeats, epoch: int | None, now: float) -> dict[str, Any
         verdict = _verdict(
             "failed",
             f"not running since about {beat['written_at']} (last heartbeat, from {_place(beat)})",
-            "start it again; if the process is there, see whether it reaches the store",
+            "start the sink again; if the process still runs, check that it reaches the store",
         )
     run = {
         "state": state,

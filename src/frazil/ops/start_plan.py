@@ -160,7 +160,7 @@ def with_new_catalog(config: Config, opened: Open) -> Open:
 
 def unexpected(error: Exception) -> FrazilError:
     """An error that no check foresees, as a sentence."""
-    return FrazilError(f"cannot tell: {type(error).__name__}: {cause(str(error))}"[:500])
+    return FrazilError(f"cannot plan: {type(error).__name__}: {cause(str(error))}"[:500])
 
 
 def names_of(config: Config) -> list[str]:

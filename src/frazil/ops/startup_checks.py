@@ -61,14 +61,14 @@ def _doubts(config: Config, opened: Open) -> dict[str, FrazilError]:
         table = opened(name)
         if table is None:
             doubts[name] = IdentityMismatch(
-                f"cannot go on with table {name}: it is gone",
-                hint="restore the table; what was staged for it waits",
+                f"cannot commit to table {name}: it does not exist",
+                hint="restore the table; its batches stay staged",
             )
         elif table.uuid != uuid:
             doubts[name] = IdentityMismatch(
-                f"cannot go on with table {name}: it was dropped and made again; "
-                f"expected uuid {uuid}, found {table.uuid}",
-                hint="restore the table; its batches wait, staged",
+                f"cannot commit to table {name}: it was dropped and recreated; expected "
+                f"uuid {uuid}, found {table.uuid}",
+                hint="restore the table; its batches stay staged",
             )
         elif mismatch := index_mismatch(
             _target(table, branch, sink),

@@ -93,7 +93,7 @@ def _run_lines(run: Mapping[str, Any]) -> Iterator[Line]:
         error = failure["error"]
         yield f"last failure{table}, {failure['failed_at']}: {error['class']}: {error['message']}"
     if run["maintenance"]:
-        yield f"for later: {run['maintenance']}"
+        yield f"maintenance postponed: {run['maintenance']}"
 
 
 def status(config: Config, opened: Open) -> StatusReport:
@@ -220,7 +220,7 @@ def _summary(
 ) -> str:
     waits = f"{counted(lag, 'offset waits', 'offsets wait')}" if lag else "nothing waits"
     if lag is None:
-        waits = "Kafka does not tell what waits"
+        waits = "the lag is unknown"
     if doubted:
         waits += f"; in doubt: {', '.join(doubted)}"
     if moved is None:
@@ -305,9 +305,9 @@ def _waiting(
         batches = [batch for batch in staged if name in batch.names]
         table, why = opened(name), ""
         if table is None:
-            why = "the table is gone"
+            why = "the table does not exist"
         elif table.uuid != batches[-1].table(name).uuid:
-            why = "the table was dropped and made again"
+            why = "the table was dropped and recreated"
         else:
             beyond = takewhile(
                 lambda pair: not position.reaches(pair[0].end),
@@ -329,7 +329,7 @@ def _waiting(
             "batches": len(batches),
             "bytes": 0,
             "staged_at": _moment(min(batch.staged_at_ms for batch in batches)),
-            "reason": "all their tables have them",
+            "reason": "committed to all tables, not to the index",
         }
     return waiting
 

@@ -61,7 +61,7 @@ class IsolatingPipeline:
     """Processes chunks as a whole, or in parts if that fails."""
 
     kind, does = "failed", "cannot be processed"
-    hint = "so many are hardly an accident, but a fault of the software: report the message"
+    hint = "so many failures indicate a software fault: report the message"
 
     def __init__(self, pipeline: ChunkPipeline) -> None:
         self._pipeline = pipeline
@@ -196,7 +196,7 @@ def ask_store(shape: WriterSpec, prefix: str) -> None:
     except StepFailed as error:
         raise Unavailable(
             f"cannot write to table {shape.name}: its store takes no files: {error}",
-            hint="is the store up, and may the sink write there?",
+            hint="check that the store is up, and that the sink may write there",
         ) from None
 
 

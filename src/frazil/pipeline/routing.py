@@ -410,8 +410,8 @@ class RoutingRules:
         for template in (*self._templates.values(), *self._reserved.values()):
             if (other := alike.setdefault(template.literals, template.name)) != template.name:
                 raise ConfigError(
-                    f"cannot tell tables of {template.name} from tables of {other}: only "
-                    "the words in them differ"
+                    f"cannot distinguish tables of {template.name} from tables of "
+                    f"{other}: only the words in them differ"
                 )
 
     def _checked(self, number: int, route: RouteConfig) -> RouteConfig:

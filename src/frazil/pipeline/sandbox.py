@@ -58,7 +58,8 @@ class Sandbox(IsolatingPipeline):
 
     kind, does = "deadly", "kill the process that reads them"
     hint = (
-        "so many are hardly an accident: look at the machine, and at the function of the [[route]]"
+        "so many failures are unlikely to be bad records: check the machine, and the "
+        "function of the [[route]]"
     )
 
     def __init__(self, pipeline: ChunkPipeline) -> None:

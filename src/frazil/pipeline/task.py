@@ -613,7 +613,7 @@ def undecodable(
     more = f" (and {len(rejected) - 1} more of {len(offsets)})" if len(rejected) > 1 else ""
     return Undecodable(
         f"cannot decode {partition} offset {int(offsets[first.index])}: {first.reason}{more}",
-        hint="nothing was lost or skipped; the stream goes on from here when it can be read",
+        hint="nothing was lost or skipped; the stream continues here when the record can be read",
     )
 
 

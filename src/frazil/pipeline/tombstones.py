@@ -75,7 +75,7 @@ class KeyDecoder:
     def _value(self, key: bytes | None) -> bytes:
         if key is None:
             raise UnreadableKey(
-                "a record without a value has none, and nothing says what it deletes"
+                "a record without a value has none, so the row to delete is unknown"
             )
         if self._format is not None and self._format.kind != "json":
             return key

@@ -161,8 +161,8 @@ def _rows(
         except FileNotFoundError:
             # A replaced file is deleted when its snapshot expires, even if it was just listed.
             raise Conflict(
-                f"cannot look into {data_file.path} of table {table.shape.name}: it is gone "
-                "since the files were listed"
+                f"cannot read {data_file.path} of table {table.shape.name}: it was "
+                "removed after the files were listed"
             ) from None
 
 

@@ -135,7 +135,7 @@ EFFECTS: Mapping[str, Mapping[str, Effect]] = {
     },
 }
 #: What refused keys have in common, and what helps.
-LEFT_BEHIND = "the ledger, which tells what the tables have, would be left behind"
+LEFT_BEHIND = "the ledger would not apply to the new index or catalog"
 ELSEWHERE = "stop the sink, and start it again with the new definition"
 
 

@@ -40,7 +40,7 @@ class Definition:
     config: Config
     #: where: `orders.toml`
     origin: str
-    #: another one whenever somebody has touched the definition
+    #: another one whenever the definition was changed
     version: str = ""
     #: should it run?
     running: bool = True
@@ -228,7 +228,7 @@ class ConfigFiles:
             file = self._files.setdefault(path, _File(name))
             if path in listed:
                 self._look(path, file)
-            elif not problems:  # of a folder that cannot be listed nobody knows what is gone
+            elif not problems:  # a folder that cannot be listed does not show what was removed
                 if file.gone:
                     del self._files[path]
                 file.gone = True

@@ -184,7 +184,7 @@ class Service:
             known = sink in now.sinks or sink in self._leaving
             if not known and not now.keeps(thread.defined):
                 self._leaving.add(sink)
-                thread.leave(f"{thread.defined.origin} does not define it any more")
+                thread.leave(f"{thread.defined.origin} no longer defines it")
 
     def _begin(self, definition: Definition) -> None:
         sink = definition.sink

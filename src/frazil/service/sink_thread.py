@@ -89,7 +89,7 @@ class SinkThread:
                 self._failed(error)
             except Exception as error:
                 # The thread's outermost frame: a defect, or Spark's own process has ended.
-                unknown = FrazilError(f"cannot go on: {type(error).__name__}: {error}")
+                unknown = FrazilError(f"unexpected error: {type(error).__name__}: {error}")
                 unknown.detail = traceback.format_exc()
                 self._failed(unknown)
             self._tell()

@@ -11,7 +11,7 @@ what it says.
        │            ├▶ fenced    a newer run of the sink has taken over
        └─ a change ◀┴▶ stopped   by its definition, its removal, or the end of the service
 
-A sink that failed, was fenced or has ended starts again when somebody touches its definition.
+A sink that failed, was fenced or has ended starts again when its definition changes.
 """
 
 from __future__ import annotations
@@ -200,7 +200,7 @@ class Supervision:
         if wanted is now:
             return Watch()
         if not wanted.running:
-            self._say(f"stopping: {wanted.origin} says so")
+            self._say(f"stopping: {wanted.origin} stops it")
             return Stop()
         different = changes(now.config, wanted.config)
         if left := different.of(REFUSED):
@@ -274,13 +274,13 @@ class Supervision:
                 self._fail(error)
                 return
             pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** min(self._failures - 1, 10))
-            self._say(f"failed: {error.log_text}; it is started again in {pause:.0f} s")
+            self._say(f"failed: {error.log_text}; restarting in {pause:.0f} s")
             self.restarts += 1
             self._retry_at = now + pause
             self._enter(State.RETRYING)
 
     def _fail(self, error: FrazilError) -> None:
-        self._say(f"failed, and stays so until a person acts: {_without_values(error)}")
+        self._say(f"failed; an operator must act: {_without_values(error)}")
         self._enter(State.FAILED)
 
     def _enter(self, state: State) -> None:

@@ -1,7 +1,7 @@
 """The plan of a batch's tasks: the config and the tables as one value, sent to executors.
 
 `KafkaSource` and `DeadLetterSource` run their records through the same pipeline. Both make their
-plans here, and run a batch again here after a failure that a second run can mend.
+plans here, and run a batch again here after a failure that a second run can resolve.
 """
 
 from __future__ import annotations

@@ -147,7 +147,7 @@ class DataFrameSource(BatchSource[DataFrameRun]):
             if cluster and now.cluster != cluster:
                 raise ConfigError(
                     f"cannot read from two Kafka clusters in one query: {cluster} and "
-                    f"{now.cluster}; a ledger tells topics apart by name",
+                    f"{now.cluster}; a ledger distinguishes topics by name",
                     hint="use a sink for each",
                 )
             cluster, topics = now.cluster, {**topics, **now.topics}
@@ -338,9 +338,11 @@ class DataFrameSource(BatchSource[DataFrameRun]):
     ) -> None:
         kind = Overlap if ledger_end.cut and ledger_end.cut.reaches(before.cut) else Gap
         raise kind(
-            f"cannot go on: the batch goes from {offsets_text(before)} to {offsets_text(after)}; "
-            f"the ledger of sink {self._config.sink.id} ends at {offsets_text(ledger_end)}",
-            hint="the checkpoint or a source was changed under the query; see `frazil audit`",
+            f"cannot continue: the batch goes from {offsets_text(before)} to "
+            f"{offsets_text(after)}; the ledger of sink {self._config.sink.id} ends at "
+            f"{offsets_text(ledger_end)}",
+            hint="the checkpoint or a source was changed while the query was stopped; see "
+            "`frazil audit`",
         )
 
 

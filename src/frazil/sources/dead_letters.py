@@ -284,8 +284,8 @@ class DeadLetterSource(BatchSource[KafkaRun]):
         plans = dict(plan.tables)
         notes = plans.pop(self._notes, None)
         if notes is None and not dry:
-            why = tables.refused.get(self._notes, "it is not there")
-            raise IdentityMismatch(f"cannot note in table {self._notes} what is replayed: {why}")
+            why = tables.refused.get(self._notes, "it does not exist")
+            raise IdentityMismatch(f"cannot record replays in table {self._notes}: {why}")
         replay = ReplayPlan(replace(plan, tables=plans), None if dry else notes, self._number)
         rows = frame.mapInArrow(functools.partial(_tasks, replay), OUTCOMES).collect()
         self._again = sorted(
@@ -314,8 +314,8 @@ class DeadLetterSource(BatchSource[KafkaRun]):
         self.outcome = ReplayReport(total.written, total.skipped, total.rejected, rows, self._again)
         if rows and noted != total.written + total.skipped:
             raise AccountingError(
-                f"cannot stage a replay: {total.written + total.skipped} dead letters went "
-                f"through, {noted} are noted"
+                f"cannot stage a replay: {total.written + total.skipped} dead letters "
+                f"were processed, {noted} are recorded"
             )
 
 

@@ -44,5 +44,5 @@ def refuse_keys(config: Config, source: BatchSource[Any]) -> None:
         raise ConfigError(
             f"cannot write to table {keyed[0]}: only records that come straight from Kafka have "
             "keys that are upserted or logged",
-            hint="leave out what stands between topic and table, or use mode append",
+            hint="remove the [transform] or DataFrame between topic and table, or use mode append",
         )

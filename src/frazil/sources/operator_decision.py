@@ -114,12 +114,12 @@ def _accepted(
         offset, low = _offset_of(lost.partition, position), marks.low.get(lost.partition)
         if low is None or lost.start != offset or lost.end <= lost.start:
             raise ConfigError(
-                f"cannot accept the loss of {lost}: the stream stands at {lost.partition}@{offset}"
+                f"cannot accept the loss of {lost}: the position is {lost.partition}@{offset}"
             )
         if lost.end > low:
             raise ConfigError(
-                f"cannot accept the loss of {lost}: Kafka has everything from {low} on",
-                hint="`frazil offsets seek` gives up what is there",
+                f"cannot accept the loss of {lost}: Kafka still has all offsets from {low}",
+                hint="`frazil offsets seek` skips offsets that Kafka has",
             )
     offsets = sum(map(len, wanted.lost))
     origin = known.without(lost.partition for lost in wanted.lost)
@@ -148,8 +148,8 @@ def _adopted(
     for name in wanted.topics:
         if asked.get(name) not in others:
             raise ConfigError(
-                f"cannot adopt topic {name}: it is the one the ledger knows, or none "
-                "that the sink has read"
+                f"cannot adopt topic {name}: the ledger has this topic id already, or the "
+                "sink never read the topic"
             )
     taken = sorted(set(asked.values()) if wanted.topics else others)
     offsets = {p: o for p, o in kafka_only(position).items() if p.topic in taken}
@@ -162,13 +162,13 @@ def _adopted(
         ]
         if beyond:
             raise IdentityMismatch(
-                f"cannot adopt with the same offsets: the topic ends before the position: "
-                f"{', '.join(beyond)}",
-                hint="those are not the same offsets; without --same-offsets it is read as a new "
-                "topic, from its beginning",
+                "cannot adopt the topic with its offsets: the topic ends before the "
+                f"position: {', '.join(beyond)}",
+                hint="its offsets belong to other records; without --same-offsets it is read "
+                "as a new topic, from its beginning",
             )
         topics = {topic: now.topics[topic] for topic in taken}
-        begin, says = Cut(offsets), f"{', '.join(taken)} go on with the same offsets"
+        begin, says = Cut(offsets), f"{', '.join(taken)} continue with the same offsets"
     else:
         called = {topic: f"{Partition(topic, 0).kafka_topic}@{epoch}" for topic in taken}
         topics = {called[topic]: now.topics[topic] for topic in taken}
@@ -195,7 +195,7 @@ def _rebased(
         at = _offset_of(partition, position)
         if not marks.low.get(partition, 0) <= offset <= marks.end.get(partition, -1):
             raise ConfigError(
-                f"cannot go to {topic}:{number}:{offset}: the partition has "
+                f"cannot seek to {topic}:{number}:{offset}: the partition has offsets "
                 f"{marks.low.get(partition, 0)} to {marks.end.get(partition, 0)}"
             )
         if offset != at:
@@ -204,10 +204,7 @@ def _rebased(
     ahead = [Range(p, current[p], offset) for p, offset in to.items() if offset > current[p]]
     back = {p: offset for p, offset in to.items() if offset < current[p]}
     if ahead and back:
-        raise ConfigError(
-            "cannot go forward and back at once: give up records of some partitions "
-            "first, then read others again"
-        )
+        raise ConfigError("cannot seek forward and back in one command; run one seek per direction")
     if ahead:
         offsets = sum(map(len, ahead))
         origin = known.without(r.partition for r in ahead)
@@ -217,14 +214,15 @@ def _rebased(
     missing = [p for p, o in moved.items() if o < marks.low.get(p, 0)]
     if missing:
         raise Expired(
-            f"cannot go to another offset: retention has overtaken {', '.join(map(str, missing))}",
-            hint="accept that loss first: frazil offsets accept-loss CONFIG",
+            f"cannot seek: retention has deleted {', '.join(map(str, missing))} before "
+            "they were read",
+            hint="accept this loss first: frazil offsets accept-loss CONFIG",
         )
     begin = Cut({Partition(called[p.topic], p.number): offset for p, offset in moved.items()})
     topics = {called[topic]: known.topics[topic] for topic in called if topic in known.topics}
     again = sum(current[p] - min(offset, current[p]) for p, offset in back.items())
-    says = ", ".join(f"{old} is read on as {new}" for old, new in called.items())
-    says += f"; {again} offsets come again, or others in their place" if again else ""
+    says = ", ".join(f"{old} is read as {new}" for old, new in called.items())
+    says += f"; {again} offsets are read again" if again else ""
     return OperatorDecision(
         begin=begin,
         message=says,
@@ -262,8 +260,8 @@ class OperatorDecisionSource(BatchSource[BatchRun]):
         """`expected`: topic identity when the operator decided."""
         if config.transform:
             raise ConfigError(
-                f"cannot {wanted.command}: sink {config.sink.id} has a [transform], and where "
-                "its query stands is Spark's to say",
+                f"cannot {wanted.command}: sink {config.sink.id} has a [transform]; "
+                "Spark's checkpoint holds its position",
                 hint="use another sink id",
             )
         self._config = config
@@ -286,7 +284,7 @@ class OperatorDecisionSource(BatchSource[BatchRun]):
         now, _ = planner_for(self._config, known, self._wanted).origin()
         if self._expected is not None and self._expected != now:
             raise Fatal(
-                f"cannot {self._wanted.command}: topic or cluster changed meanwhile",
+                f"cannot {self._wanted.command}: topic or cluster changed since the preview",
                 hint="run it again",
             )
         return TopicIdentity(entry.cluster)  # the claim records nothing new

@@ -79,7 +79,7 @@ class QueryState:
                 "org.apache.iceberg."
             )
             if operator.source and not portable:
-                reasons.append(f"source {operator.source} keeps its place in Spark's checkpoint")
+                reasons.append(f"source {operator.source} keeps its position in Spark's checkpoint")
             elif _keeps_state(operator):
                 reasons.append(f"operator {operator.name} keeps state in Spark's checkpoint")
         return list(dict.fromkeys(reasons))
@@ -104,8 +104,8 @@ class QueryState:
             for key, value in source.options.items():
                 if key.lower() == "failondataloss" and value.lower() == "false":
                     raise ConfigError(
-                        f"cannot read source {source.source}: failOnDataLoss is false; a lost "
-                        "range must stop the stream, not pass in silence"
+                        f"cannot read source {source.source}: failOnDataLoss is false; a "
+                        "lost range must stop the stream"
                     )
         mixed = self.reads and len(self.reads) < len(self.sources)
         if mixed and self._sink.trigger == AVAILABLE_NOW:
@@ -119,7 +119,7 @@ class QueryState:
         if self.bound and not self._sink.checkpoint_location:
             raise ConfigError(
                 f"cannot start sink {self._sink.id}: {'; '.join(self.bound)}: it needs a "
-                "checkpoint that lasts",
+                "permanent checkpoint",
                 hint="set checkpoint_location to a folder of its own",
             )
 
@@ -132,8 +132,8 @@ class QueryState:
         sink = self._sink.id
         if '"batch":' in ledger_end.text:
             raise IdentityMismatch(
-                f"cannot go on: the ledger of sink {sink} belongs to a query that kept state in "
-                "its checkpoint, and this one keeps none",
+                f"cannot start: sink {sink} was written by a stateful query so far; this "
+                "query is stateless",
                 hint="use another sink id for another query",
             )
         sources = known(ledger_end)
@@ -144,8 +144,9 @@ class QueryState:
         )
         if ledger_end != SourceOffsets() and not fits:
             raise IdentityMismatch(
-                f"cannot go on: the ledger of sink {sink} ends at {offsets_text(ledger_end)}; "
-                f"found sources {', '.join(source.source for source in self.sources)}",
+                f"cannot start: the ledger of sink {sink} ends at "
+                f"{offsets_text(ledger_end)}; found sources "
+                f"{', '.join(source.source for source in self.sources)}",
                 hint="use another sink id for another stream",
             )
 
@@ -158,17 +159,18 @@ class QueryState:
             return
         if ledger_end != SourceOffsets() and '"batch":' not in ledger_end.text:
             raise IdentityMismatch(
-                f"cannot go on: sink {sink} was fed by a query without state until now, at "
-                f"{offsets_text(ledger_end)}, and this one keeps some: {'; '.join(self.bound)}",
+                f"cannot start: sink {sink} was written by a stateless query so far, up "
+                f"to {offsets_text(ledger_end)}; this query is stateful: "
+                f"{'; '.join(self.bound)}",
                 hint="use another sink id for another query",
             )
         if last is None:
             raise Expired(
-                f"cannot go on: checkpoint {log.path} is empty, and sink {sink} has "
-                f"{reached.cut.get(BATCHES, 0)} batches in the ledger; {'; '.join(self.bound)}, "
-                "and the ledger holds none of that",
-                hint="restore the checkpoint; or use another sink id and a source that starts "
-                "behind what the table holds: rows of windows that were open are lost then",
+                f"cannot start: checkpoint {log.path} is empty, but sink {sink} has "
+                f"{reached.cut.get(BATCHES, 0)} batches in the ledger; "
+                f"{'; '.join(self.bound)}, and the ledger has no such state",
+                hint="restore the checkpoint; or use another sink id, and a source that "
+                "starts after the rows of the table: rows of open windows are then lost",
             )
         if ledger_end == SourceOffsets():
             raise IdentityMismatch(
@@ -189,13 +191,14 @@ class QueryState:
             )
         if recorded["batch"] > last:
             raise Expired(
-                f"cannot go on: checkpoint {log.path} is an older copy, at batch {last}; the "
-                f"table has batch {recorded['batch']}",
-                hint="restore the newest checkpoint; what the table has would be written again",
+                f"cannot start: checkpoint {log.path} is an older copy, at batch {last}; "
+                f"the table has batch {recorded['batch']}",
+                hint="restore the newest checkpoint; with this one rows would be written twice",
             )
         raise Gap(
-            f"cannot go on: checkpoint {log.path} has batch {last}, and the ledger of sink {sink} "
-            f"ends at batch {recorded['batch']}: the batches between are in neither",
+            f"cannot start: checkpoint {log.path} has batch {last}, and the ledger of "
+            f"sink {sink} ends at batch {recorded['batch']}: the batches between are in "
+            "neither",
             hint="the table was rolled back, or staged batches were removed; restore them",
         )
 

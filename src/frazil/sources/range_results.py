@@ -75,9 +75,9 @@ def _refuse_too_many(limits: DeadLettersConfig, results: Sequence[RangeResult]) 
     too_large_a_share = rejected >= _FEW and rejected > limits.max_fraction * read
     if rejected > limits.max_count or too_large_a_share:
         raise TooManyRejected(
-            f"cannot go on: {rejected} of {read} records of a batch are rejected; "
+            f"cannot write a batch: {rejected} of {read} records are rejected; "
             f"[dead_letters] allows {limits.max_fraction:.0%} and {limits.max_count}",
-            hint="nothing of the batch was written; mend what sends or reads them, or raise "
+            hint="nothing of the batch was written; fix the producer or the format, or raise "
             "max_fraction or max_count",
         )
 

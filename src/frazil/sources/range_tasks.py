@@ -97,14 +97,14 @@ def _collect(
     done = [outcome for outcome in outcomes if isinstance(outcome, EndedRange)]
     if sorted(ended.planned for ended in done) != sorted(pieces):
         raise AccountingError(
-            f"cannot stage a batch: {counted(len(pieces), 'range')} planned, {len(done)} came back"
+            f"cannot stage a batch: {counted(len(pieces), 'range')} planned, {len(done)} returned"
         )
     for ended in done:
         whole = join(result.total.range for result in ended.results)
         if whole != [ended.planned]:
             raise AccountingError(
                 f"cannot stage a batch: {ended.planned} was planned, "
-                f"{', '.join(map(str, whole))} came back"
+                f"{', '.join(map(str, whole))} returned"
             )
     return outcomes
 

@@ -91,7 +91,7 @@ class Checkpoint:
             raise IdentityMismatch(
                 f"cannot read where batch {batch} ends: checkpoint {self.path} has no offsets/"
                 f"{batch}",
-                hint="another query, or somebody's clean-up, works in the same folder",
+                hint="another query or a clean-up job uses the same folder",
             )
         version, _, *offsets = text.split("\n")
         if version != "v1":

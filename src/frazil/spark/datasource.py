@@ -68,7 +68,7 @@ def open_stream(config: Config, start: str | Mapping[str, Mapping[str, int]] = "
     if columns is None:
         topics = ", ".join(config.sink.topics) or config.sink.topic_pattern
         raise ConfigError(
-            f"cannot name the columns of {topics}: there is no record in it yet",
+            f"cannot name the columns of {topics}: it has no records yet",
             hint="give [decode] schema, or start when there are records",
         )
     metadata = MetadataColumns(

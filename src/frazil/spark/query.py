@@ -45,12 +45,12 @@ def translated(error: Exception) -> FrazilError:
         fact = cause(text) or repr(error)
         if _NO_WORKER.search(text):
             failure = PythonWorkerUnavailable(
-                f"cannot go on: Spark could not start a Python process, or not reach it: {fact}",
-                hint="see that the machine is not overloaded (Spark waits 10 s), and that nothing "
-                "else calls ports of the loopback interface; then start again",
+                f"cannot run the stream: Spark could not start or reach a Python process: {fact}",
+                hint="check that the machine is not overloaded (Spark waits 10 s), and that "
+                "nothing else calls ports of the loopback interface; then start again",
             )
         else:
-            failure = FrazilError(f"cannot go on: Spark stopped the stream: {fact}")
+            failure = FrazilError(f"cannot continue: Spark stopped the stream: {fact}")
         failure.detail = text
     return failure
 

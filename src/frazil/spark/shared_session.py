@@ -137,7 +137,7 @@ class SharedSession:
         if runs(self._spark):
             return None
         return FrazilError(
-            "cannot go on: Spark's process has ended",
+            "cannot continue: Spark's process has ended",
             hint="start the sinks again: nothing is lost",
         )
 

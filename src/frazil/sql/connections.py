@@ -33,7 +33,7 @@ _ALIASES = {
     "catalog": {"catalog-type": "type", "url": "uri"},
     "aws": {},
 }
-#: Options that people use, to find the one that somebody meant.
+#: Options that people use, to find the one that is meant.
 _KNOWN = {
     "kafka": "BROKER, BROKERS, SECURITY PROTOCOL, SASL MECHANISM, SASL MECHANISMS, SASL USERNAME, "
     "SASL PASSWORD, SSL CA LOCATION, SSL CERTIFICATE LOCATION, SSL KEY LOCATION, SSL KEY PASSWORD, "
@@ -74,7 +74,7 @@ def connection_options(kind: str, options: Iterable[RawOption]) -> dict[str, Opt
     for option in options:
         name = property_name(kind, option)
         if name in made:
-            raise option.error(f"{option.shown} stands here twice")
+            raise option.error(f"{option.shown} is given twice")
         made[name] = Option(_checked(kind, name, option), option.value_location)
     return made
 
@@ -132,13 +132,13 @@ def _checked(kind: str, name: str, option: RawOption) -> Any:
     named = isinstance(value, SecretName) or is_reference(name, str(value))
     if SECRET.search(name) and not named:
         raise option.error(
-            f"a secret stands in the statement as a value of {option.shown}; expected SECRET and "
-            "its name",
+            f"a secret is written in the statement as the value of {option.shown}; "
+            "expected SECRET and its name",
             hint="CREATE SECRET name AS 'env:NAME', or 'file:PATH'",
         )
     if isinstance(value, str) and _USER_INFO.search(value):
         raise option.error(
-            f"a password stands in the value of {option.shown}",
+            f"a password is written in the value of {option.shown}",
             hint="give it as PASSWORD SECRET name",
         )
     if (kind, name) == ("catalog", "type"):
@@ -196,7 +196,7 @@ def _with_user(connection: Connection, given: dict[str, str], kind: str) -> dict
                 f"or write both as one secret, NAME:PASSWORD: {_pair_words(kind)} SECRET name",
             )
         if not password:
-            raise _refusal(connection, "user", "USER stands without PASSWORD", "")
+            raise _refusal(connection, "user", "USER is given without PASSWORD", "")
         return {**given, PAIRS[kind]: f"{user}:{password}"}
     names = {
         "jdbc": ("jdbc.user", "jdbc.password"),
@@ -231,7 +231,7 @@ def aws_properties(
     role = "client.assume-role.arn" in made
     if role:
         if "client.region" not in made:
-            raise _refusal(aws, "assume-role-arn", "ASSUME ROLE ARN stands without REGION", "")
+            raise _refusal(aws, "assume-role-arn", "ASSUME ROLE ARN is given without REGION", "")
         made["client.factory"] = "org.apache.iceberg.aws.AssumeRoleAwsClientFactory"
         made["client.assume-role.region"] = made["client.region"]
     if catalog.get("rest.sigv4-enabled") == "true":

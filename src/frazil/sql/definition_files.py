@@ -108,7 +108,10 @@ class DefinitionFiles:
             self.base.mkdir(parents=True, exist_ok=True)
         with _named(self.base), self._lock(".lock", fcntl.LOCK_EX):
             if self.read().version != before.version:
-                raise Conflict(f"cannot change definitions in {self.base}: somebody just did")
+                raise Conflict(
+                    f"cannot change definitions in {self.base}: another process changed them "
+                    "at the same time"
+                )
             for name, text in texts.items():
                 path = self.base / name
                 if text is None:

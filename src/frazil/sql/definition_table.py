@@ -91,7 +91,7 @@ class DefinitionTable:
         def check(history: Iterator[Snapshot]) -> str | None:
             last = next(history, None)
             same = (last.id if last else None) == (newest.id if newest else None)
-            return None if same else "somebody has changed them"
+            return None if same else "another process changed them"
 
         summary = {_COMMIT: commit}
         try:
@@ -111,7 +111,10 @@ class DefinitionTable:
             raise
 
     def _conflict(self) -> Conflict:
-        return Conflict(f"cannot change definitions in table {self._name}: somebody just did")
+        return Conflict(
+            f"cannot change definitions in table {self._name}: another process changed them "
+            "at the same time"
+        )
 
     def _table(self) -> JavaTable:
         table = self._catalog.load(self._name)

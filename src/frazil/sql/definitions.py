@@ -1,7 +1,7 @@
 """Definitions as a process that runs sinks sees them: each sink with its config, whether it is to
 run, and a version that changes with the config.
 
-In: a directory or table of definitions, or a file of statements. Out: `sinks()`, read anew with
+In: a directory or table of definitions, or a file of statements. Out: `sinks()`, read again with
 each call; a definition that cannot be read is the error of the sinks that need it, and no other's.
 
     definitions = open_definitions("defs")
@@ -87,7 +87,7 @@ def _load(made: LoadedDefinitions, name: str, text: str) -> None:
             key = key_of(statement.definition)
             if key in made.homes:
                 assert statement.location
-                fact = f"{' '.join(key)} stands in {made.homes[key]}, too"
+                fact = f"{' '.join(key)} is also defined in {made.homes[key]}"
                 raise statement.location.source.error(statement.location.at, fact)
             made.objects[key], made.homes[key] = statement.definition, name
         elif isinstance(statement, Command) and statement.verb in ("start", "stop"):

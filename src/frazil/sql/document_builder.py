@@ -178,8 +178,9 @@ def refuse_endless_groups(view: View) -> None:
     location = SourceLocation(view.location.source, begin + words[groups[0]].start)
     raise refusal(
         location,
-        f"the groups of view {view.name} never end, so their rows would be replaced again and "
-        "again, and rows of a query are only appended; expected a WATERMARK and windows",
+        f"the groups of view {view.name} never end, so their rows would be replaced "
+        "repeatedly, and rows of a query are only appended; expected a WATERMARK and "
+        "windows",
         hint=f"{_WINDOWS}; or group the rows of the sink's table where you read them",
     )
 

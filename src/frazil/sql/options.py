@@ -204,9 +204,11 @@ def settings(
     for option in options:
         setting, value = _setting(option, scopes, removing)
         if not allowed(setting):
-            raise option.error(f"{option.shown} is no option: the statement itself says it")
+            raise option.error(
+                f"{option.shown} is not an option here: a clause of the statement sets it"
+            )
         if setting in made:
-            raise option.error(f"{option.shown} stands here twice")
+            raise option.error(f"{option.shown} is given twice")
         made[setting] = Option(_fitted(option, setting, value), option.value_location)
     return made
 

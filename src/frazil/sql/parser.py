@@ -198,7 +198,7 @@ def _unexpected(
         fact += f"; did you mean {near[0]}?"
     hint = ""
     if token.type == "QUOTED" and "STRING" in accepted:
-        hint = "a text stands in single quotes; double quotes are for names"
+        hint = "a text is written in single quotes; double quotes are for names"
     elif statement.query and token.type == "$END" and "_KAFKA" in accepted:
         hint = "the query of a view reads FROM KAFKA CONNECTION name (TOPIC '…') FORMAT …"
     return source.error(at, fact, hint=hint)

@@ -25,7 +25,7 @@ _PIECE = re.compile(
 )
 #: Words that a value follows without a sign between them.
 _BEFORE = ("password", "passphrase", "token", "credential", "as", "key")
-#: Words that somebody may have meant to be one of a secret.
+#: Words that may be meant as part of a secret.
 _ALIKE = re.compile(r"pass|pw\b|pwd|secr|cred|token")
 #: How many words before a value may make it a secret.
 _NEAR = 50

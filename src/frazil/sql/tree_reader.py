@@ -115,7 +115,7 @@ def _secret(source: SourceText, tree: Tree[Token], location: SourceLocation) -> 
     if not REFERENCE.match(reference):
         raise source.error(
             first(reference),
-            "the secret itself stands in the statement; expected 'env:NAME' or 'file:PATH'",
+            "the secret itself is written in the statement; expected 'env:NAME' or 'file:PATH'",
             hint="put it into a variable or a file; definitions hold no secrets",
         )
     return Secret(_named(source, tree), str(reference), location)
@@ -200,7 +200,7 @@ def _sink(source: SourceText, tree: Tree[Token], location: SourceLocation) -> De
         if kind in given and kind != "route":
             shown = _CLAUSES.get(kind, kind).upper()
             at = first(clause) or location.at
-            raise source.error(at, f"the clause {shown} stands here twice")
+            raise source.error(at, f"the clause {shown} is given twice")
         given.add(kind)
         _CLAUSE_BUILDERS[kind](source, clause, fields)
     if not fields["tables"]:
@@ -265,7 +265,7 @@ def _option(
 ) -> None:
     setting, location = (section, key), SourceLocation(source, first(node))
     if setting in fields["options"]:
-        raise source.error(location.at, f"{key.replace('_', ' ').upper()} stands here twice")
+        raise source.error(location.at, f"{key.replace('_', ' ').upper()} is given twice")
     fields["options"][setting] = Option(value, location)
 
 
@@ -290,7 +290,7 @@ def _with(source: SourceText, clause: Tree[Token], fields: dict[str, Any]) -> No
         if setting in fields["options"]:
             assert option.location
             shown = setting[1].replace("_", " ").upper()
-            raise source.error(option.location.at, f"{shown} stands here twice")
+            raise source.error(option.location.at, f"{shown} is given twice")
         fields["options"][setting] = option
 
 
@@ -332,7 +332,7 @@ def _route(source: SourceText, clause: Tree[Token], fields: dict[str, Any]) -> N
             fields["tables"].append(table)
         elif table.options:
             assert table.location
-            raise source.error(table.location.at, f"the options of {table.name!r} stand here twice")
+            raise source.error(table.location.at, f"the options of {table.name!r} are given twice")
     names = tuple(table.name for table in tables)
     fields["routes"].append(RouteClause(settings, names, action, otherwise, location))
 

@@ -90,7 +90,7 @@ class ChildProcess:
         shown = [line for line in text.splitlines() if line.strip()][-5:]
         message = last.get("message") or "it said nothing"
         return FrazilError(
-            f"cannot go on: a run of the sink ended with exit code "
+            "cannot continue: a run of the sink ended with exit code "
             f"{self.process.returncode}: {message}",
             hint=last.get("hint") or "\n".join(shown),
         )

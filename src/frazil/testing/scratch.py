@@ -68,7 +68,7 @@ class ScratchPlan:
     def creates(self) -> list[str]:
         resources = [f"topic {part.name} ({PARTITIONS} partitions)" for part in self.parts]
         resources += [f"table {name}" for part in self.parts for name in (part.table, part.index)]
-        return [*resources, f"namespace {self.namespace}, if it is not there"]
+        return [*resources, f"namespace {self.namespace}, if it does not exist"]
 
 
 def plan(

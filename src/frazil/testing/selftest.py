@@ -95,7 +95,7 @@ class PartReport:
                     f", after {self.found_after}" if self.found_after else ""
                 )
             if len(ranges) > 20:
-                yield f"{kind}: {len(ranges) - 20} ranges more; --json tells all"
+                yield f"{kind}: {len(ranges) - 20} more ranges; --json has all"
         yield from (f"audit: {finding}" for finding in self.findings)
 
 
@@ -136,7 +136,7 @@ class SelfTestReport:
         if self.folder:
             topics = ", ".join(part.topic for part in self.parts)
             yield f"kept: namespace {self.namespace}, topics {topics}, and {self.folder}"
-        left = "everything was kept" if self.folder else "nothing was left behind"
+        left = "everything was kept" if self.folder else "everything was removed"
         if self.not_removed:
             left = f"{len(self.not_removed)} things could not be removed"
         yield f"{counted(self.kills, 'kill')} in {self.seconds:.0f} s; {left}"
@@ -243,7 +243,7 @@ class _SelfTest:
             else:
                 yield len(plan.steps), "catching up"
                 if runs.next(last=True).killed():
-                    raise FrazilError("cannot go on: the last run was held")
+                    raise FrazilError("cannot continue: the last run was paused")
                 self._compare("")
         proof = against_kafka(*self._proof())
         judged.audit = proof.verdict
