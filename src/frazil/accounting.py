@@ -103,11 +103,18 @@ class RangeCounts:
         )
 
     @property
+    def outcomes(self) -> tuple[int, int, int, int, int, int]:
+        """Written, rejected, skipped, invisible, merged, lost: as index rows and batch records have
+        them, in this order."""
+        return (
+            *(self.written, self.rejected, self.skipped),
+            *(self.invisible, self.merged, self.lost),
+        )
+
+    @property
     def balanced(self) -> bool:
         """I3: every offset of the range has exactly one outcome. (`BATCHES` may have any rows.)"""
-        accounted = self.written + self.rejected + self.skipped + self.invisible + self.merged
-        accounted += self.lost
-        return self.range.partition == BATCHES or len(self.range) == accounted
+        return self.range.partition == BATCHES or len(self.range) == sum(self.outcomes)
 
 
 def _span(a: tuple[int, int] | None, b: tuple[int, int] | None) -> tuple[int, int] | None:

@@ -7,6 +7,7 @@ numbers, verdicts have colours.
 from __future__ import annotations
 
 import dataclasses
+import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timezone
@@ -81,6 +82,11 @@ def error_values(error: FrazilError) -> dict[str, str]:
 def output() -> Console:
     """Standard output: a terminal with its own width; a pipe or file without folding or colours."""
     return Console(width=None if sys.stdout.isatty() else _WIDE)
+
+
+def print_json(report: Any) -> None:
+    """One line, at once."""
+    print(json.dumps(json_values(report)), flush=True)
 
 
 def show(report: Report, console: Console) -> None:

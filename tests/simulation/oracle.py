@@ -435,7 +435,7 @@ class Oracle:
         """May a run stop with this? After harm that explains it; or where it cannot tell what was
         applied. `before`: a run that began before something was undone, or lost."""
         unsure = isinstance(error, Expired) and "earlier attempt is unknown" in str(error)
-        unsure |= "nothing shows" in str(error)
+        unsure |= "cannot prove that table" in str(error)
         if unsure and self.bridged and self.server.kept < 100:
             return True
         if self.emptied and self.server.kept < 100 and "to there were expired" in str(error):

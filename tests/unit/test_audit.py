@@ -21,10 +21,10 @@ from frazil.errors import IdentityMismatch
 from frazil.iceberg.foreign_commits import ForeignCommits, brings_rows, of_snapshots
 from frazil.iceberg.table import DataFile, Snapshot
 from frazil.ledger.entry import LedgerEntry, parse
-from frazil.ledger.index_rows import of
 from frazil.ledger.sink_state import known_tables
 from frazil.offsets import BATCHES, Cut, Partition, Range
 from frazil.render import json_values
+from tests.unit.test_index_rows import parsed_rows
 
 A, B = Partition("orders", 0), Partition("orders", 1)
 Ranges = Mapping[Partition, tuple[int, int]]
@@ -837,7 +837,12 @@ POSITION = Cut({A: 12, B: 7})
 
 def heard(history: History, rows: pa.Table | None = None, **more: Any) -> TableReport:
     rows = indexed(history) if rows is None else rows
-    given = {"files": history.files, "index": {"s": of(rows)}, "positions": {"s": POSITION}, **more}
+    given = {
+        "files": history.files,
+        "index": {"s": parsed_rows(rows)},
+        "positions": {"s": POSITION},
+        **more,
+    }
     (only,) = audit(Evidence("db.t", history.snapshots[::-1], **given))
     return only
 
@@ -971,7 +976,7 @@ def test_a_table_that_was_rolled_back_is_found_by_the_index_and_by_its_tag():
 
 def test_a_table_rolled_back_behind_all_entries_is_found():
     history = numbered()
-    (report,) = audit(Evidence("db.t", [], files=[], index={"s": of(indexed(history))}))
+    (report,) = audit(Evidence("db.t", [], files=[], index={"s": parsed_rows(indexed(history))}))
     assert report.verdict == "gap"
 
 
@@ -987,11 +992,11 @@ def test_batches_that_held_nothing_for_a_table_have_rows_of_the_stream():
     assert rows["start_offset"].to_pylist() == [0, 12]
     stream = changed(rows, 0, start_offset=5, end_offset=12, written=7, table_name="*").slice(0, 1)
     position = {"s": Cut({A: 20})}
-    whole = heard(expired(history, 1), rows, stream={"s": of(stream)}, positions=position)
+    whole = heard(expired(history, 1), rows, stream={"s": parsed_rows(stream)}, positions=position)
     assert whole.verdict == "proven", whole
     assert whole.partitions[0].counts == OutcomeCounts(13, elsewhere=7)
     short = changed(stream, 0, end_offset=11, written=6)
-    report = heard(history, rows, stream={"s": of(short)}, positions=position)
+    report = heard(history, rows, stream={"s": parsed_rows(short)}, positions=position)
     assert report.partitions[0].gaps == (Range(A, 11, 12),)
 
 

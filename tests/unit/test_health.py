@@ -277,9 +277,9 @@ def test_rows_rejections_and_the_rate_are_counted():
 
 @pytest.fixture
 def alone() -> Iterator[None]:
-    process_health.forget()
+    process_health._sinks.clear()
     yield
-    process_health.forget()
+    process_health._sinks.clear()
 
 
 def answers() -> tuple[int, int]:

@@ -47,7 +47,6 @@ from frazil.iceberg.maintenance_tasks import RewriteIndexFiles
 from frazil.iceberg.table import DataFile, Snapshot
 from frazil.ledger import entry as ledger
 from frazil.ledger import index
-from frazil.ledger.index_rows import of as told_of
 from frazil.ledger.staged_batch import StagedBatch, StagedTable
 from frazil.offsets import Cut, Partition, Range
 from frazil.ops.index_rebuild_plan import COLUMNS, LedgerHistory, RebuiltRows, rebuild
@@ -56,6 +55,7 @@ from frazil.sources.base import StreamPosition, StreamState
 from tests.fakes import FakeClock, FakeTable
 from tests.unit.test_commit import batch
 from tests.unit.test_committer_tables import Stream
+from tests.unit.test_index_rows import parsed_rows
 
 P, Q = Partition("orders", 0), Partition("orders", 1)
 
@@ -695,7 +695,7 @@ def test_l13_one_partitions_trouble_stays_its_own():
     parts[2] = parts[2].filter(pc.not_equal(parts[2]["partition"], Q.number))
     rows, position = pa.concat_tables(parts), Cut({P: 40, Q: 40})
     evidence = Evidence(
-        "db.t0", snapshots[::-1], index={"s": told_of(rows)}, positions={"s": position}
+        "db.t0", snapshots[::-1], index={"s": parsed_rows(rows)}, positions={"s": position}
     )
     [report] = audit(evidence, "s")
     verdicts = {line.range.partition: line.verdict for line in report.partitions}
@@ -856,7 +856,7 @@ class Filled(Stream):
         """The audit's, of ledger and index."""
         seen = set()
         of = {
-            name: told_of(rows.filter(pc.equal(rows["table_name"], name)))
+            name: parsed_rows(rows.filter(pc.equal(rows["table_name"], name)))
             for name in (*self.tables, index.STREAM)
         }
         for name, table in self.tables.items():

@@ -27,6 +27,11 @@ NAMES = (
 )
 
 
+def parsed_rows(rows: pa.Table) -> IndexRows:
+    """Rows of one table."""
+    return index_rows.by_table([[("", index_rows._parsed(rows))]])[""]
+
+
 def rows(listed: Sequence[Row]) -> pa.Table:
     kinds = [
         pa.large_string(),
@@ -100,16 +105,16 @@ def test_files_have_for_each_table_what_their_rows_have(files: list[list[Row]], 
             index_row[1:8] for index_row in every if index_row[0] == name
         )
         assert not len(parsed.strange)
-        one = index_rows.of(rows([index_row for index_row in every if index_row[0] == name]))
+        one = parsed_rows(rows([index_row for index_row in every if index_row[0] == name]))
         assert contents(one) == contents(parsed)
 
 
 def test_a_commit_is_kept_once_and_a_row_that_differs_speaks_for_itself():
     many = [row(partition=i, batch=batch) for i in range(50) for batch in range(3)]
-    parsed = index_rows.of(rows(many))
+    parsed = parsed_rows(rows(many))
     assert sorted(parsed.commit_ids) == ["c0", "c1", "c2"]
     many[7] = row(partition=2, batch=1, snapshot_id=99)
-    parsed = index_rows.of(rows(many))
+    parsed = parsed_rows(rows(many))
     assert sorted(parsed.commit_ids) == ["c0", "c1", "c1", "c2"]
     assert (2, 10, 20, "c1", 99, 1, 1) in contents(parsed)
     assert len(contents(parsed)) == len(many)
@@ -122,16 +127,16 @@ def test_a_commit_is_kept_once_and_a_row_that_differs_speaks_for_itself():
 def test_rows_whose_lowest_and_highest_offset_cannot_be_are_strange(
     low: int | None, high: int | None, strange: bool
 ):
-    parsed = index_rows.of(rows([row(batch=0), row(batch=1, min_offset=low, max_offset=high)]))
+    parsed = parsed_rows(rows([row(batch=0), row(batch=1, min_offset=low, max_offset=high)]))
     assert parsed.strange.start.tolist() == ([10] if strange else [])
 
 
 def test_rows_that_lie_where_others_are_none():
     """Of a run that tells of the whole stream nothing is filled in: what it lacks is lost."""
     epochs = {0: 1, 1: 2, 2: 3, 3: 2, 4: 3, 5: 2}
-    parsed = index_rows.of(rows([row(batch=batch, epoch=epochs[batch]) for batch in range(5)]))
-    whole = index_rows.of(rows([row(batch=batch, epoch=2) for batch in (1, 3)]))
-    lost = index_rows.of(rows([row(batch=batch, epoch=epochs[batch]) for batch in range(6)]))
+    parsed = parsed_rows(rows([row(batch=batch, epoch=epochs[batch]) for batch in range(5)]))
+    whole = parsed_rows(rows([row(batch=batch, epoch=2) for batch in (1, 3)]))
+    lost = parsed_rows(rows([row(batch=batch, epoch=epochs[batch]) for batch in range(6)]))
     assert [index_row[1] for index_row in contents(index_rows.outside(lost, whole))] == [0, 20, 40]
     rest = index_rows.outside(parsed, whole)
     assert [index_row[1] for index_row in contents(rest)] == [0, 20, 40]
@@ -144,6 +149,6 @@ def test_an_index_without_names_still_has_its_ranges():
     bare = rows([row(batch=batch) for batch in range(3)]).drop_columns(
         ["commit_id", "snapshot_id", "min_offset", "max_offset"]
     )
-    parsed = index_rows.of(bare)
+    parsed = parsed_rows(bare)
     assert parsed.spans.start.tolist() == [0, 10, 20]
     assert parsed.commit_ids == ()

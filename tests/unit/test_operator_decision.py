@@ -19,13 +19,13 @@ from frazil.ledger import staged_batch
 from frazil.ledger.completeness import CompletenessMark, CompletenessRules, complete
 from frazil.ledger.entry import PREFIX, OperatorNote, parse
 from frazil.ledger.index import rebuilt, rows
-from frazil.ledger.index_rows import of
 from frazil.ledger.range_columns import of_entries
 from frazil.ledger.staged_batch import StagedBatch, StagedTable
 from frazil.offsets import BATCHES, Cut, Partition, Range, newest_names
 from frazil.render import json_values
 from frazil.sources.operator_decision import OperatorDecision, WantedPosition, decide, overtaken
 from tests.unit.test_audit import History
+from tests.unit.test_index_rows import parsed_rows
 
 A, B = Partition("orders", 0), Partition("orders", 1)
 AGAIN = Partition("orders@7", 0)
@@ -329,7 +329,9 @@ def test_of_an_expired_ledger_the_index_has_the_note(signed: bool):
         batch = rebuilt(replace(entry, note=entry.note if signed else ""), "db.t", "u")
         located.append((batch, {"db.t": snapshot}))
     left = [replace(recorded.snapshots[-1], parent=2)]
-    [report] = audit(Evidence("db.t", left, files=recorded.files, index={"s": of(rows(located))}))
+    [report] = audit(
+        Evidence("db.t", left, files=recorded.files, index={"s": parsed_rows(rows(located))})
+    )
     assert report.verdict == ("accepted_loss" if signed else "gap")
     assert report.notes == ((NOTE,) if signed else ())
 

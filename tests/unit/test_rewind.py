@@ -24,7 +24,6 @@ from frazil.commit.commit_queue import INDEX, BackpressureLimits
 from frazil.commit.committer import Committer, Progress
 from frazil.commit.protocol import TableCommitter
 from frazil.commit.rewind import (
-    STEPS,
     IndexRemoval,
     RewindSteps,
 )
@@ -46,6 +45,9 @@ from frazil.ledger.staged_batch import StagedBatch, StagedTable
 from frazil.offsets import Cut, Partition, Range
 from tests.commit_events import Events
 from tests.fakes import FakeClock, FakeTable
+
+#: The steps of a rewind, in order; `forked` and `moved` occur once per table that moves.
+STEPS = ("claimed", "noted", "forked", "moved", "unstaged", "indexed", "done")
 
 P, Q = Partition("orders", 0), Partition("orders", 1)
 TEN = 10

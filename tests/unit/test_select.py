@@ -13,11 +13,29 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from frazil.config.column_types import column_type
+from frazil.config.column_types import column_type, quoted
 from frazil.config.model import Config
-from frazil.config.select import item_text, parse_item, parse_select
+from frazil.config.select import (
+    HEADERS,
+    KEY,
+    AllHeaders,
+    Cast,
+    Column,
+    Digest,
+    Expression,
+    Header,
+    Item,
+    KeyBytes,
+    KeyField,
+    Literal,
+    Mask,
+    Star,
+    parse_item,
+    parse_select,
+)
 from frazil.errors import ConfigError
 from frazil.pipeline.strict_cast import CastMismatch, strict_cast
+from frazil.sql.formatter import literal
 from tests.selects import TABLE, Sent, World, config_of
 from tests.system.streams import avro
 
@@ -40,6 +58,40 @@ def doc(**members: Any) -> bytes:
 
 
 # ── the language ─────────────────────────────────────────────────────────────────────────────────
+
+
+def item_text(item: Item | Star) -> str:
+    """The text of an item; `parse_item` reads it back."""
+    if isinstance(item, Star):
+        names = ", ".join(map(quoted, item.excluded))
+        return f"* except ({names})" if names else "*"
+    return f"{_text(item.of)} as {quoted(item.name)}"
+
+
+def _text(of: Expression) -> str:
+    match of:
+        case Column(names):
+            first, *rest = names
+            first = f"`{first}`" if first in (KEY, HEADERS) else quoted(first)
+            return ".".join([first, *map(quoted, rest)])
+        case KeyBytes():
+            return KEY
+        case KeyField(names):
+            return ".".join([KEY, *(map(quoted, names) if names else ["*"])])
+        case AllHeaders():
+            return HEADERS
+        case Header(name):
+            return f"{HEADERS}[{literal(name)}]"
+        case Cast(inner, kind):
+            return f"cast({_text(inner)} as {kind})"
+        case Mask(inner, keep):
+            return f"mask({_text(inner)}{f', {keep}' if keep else ''})"
+        case Digest(inner, salt):
+            return f"sha256({_text(inner)}{f', {literal(salt)}' if salt else ''})"
+        case Literal(value):
+            if isinstance(value, str):
+                return literal(value)
+            return "null" if value is None else str(value).lower()
 
 
 @pytest.mark.parametrize(

@@ -19,8 +19,8 @@ from frazil.sql.definitions import (
     file_definitions,
     home_of,
     open_definitions,
-    text_of,
 )
+from frazil.sql.formatter import create_text
 from frazil.sql.source_text import masked
 from frazil.sql.statements import key_of
 from frazil.sql.tree_reader import read_statements
@@ -338,7 +338,7 @@ def directory(folder: Path, *statements: str) -> Path:
     texts = {}
     for statement in read_statements(";\n".join([BASE.rstrip().rstrip(";"), *statements])):
         definition = statement.definition  # type: ignore[union-attr]
-        texts[home_of(key_of(definition))] = text_of(definition)
+        texts[home_of(key_of(definition))] = f"{create_text(definition)}\n"
     store.write(store.read(), texts)
     return store.base
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -21,7 +20,7 @@ from frazil.config.environment import overlay
 from frazil.config.model import Config
 from frazil.config.origins import Origins
 from frazil.errors import ConfigError
-from frazil.render import Report, json_values, output, show
+from frazil.render import Report, output, print_json, show
 from frazil.sql.definition_files import DefinitionFiles, DefinitionStore
 
 app = typer.Typer(
@@ -156,7 +155,7 @@ def _help(group: typer.Typer, name: str | None, function: Callable[..., Report])
 
 def print_report(report: Report, as_json: bool, console: Console | None = None) -> None:
     if as_json:
-        print(json.dumps(json_values(report)))
+        print_json(report)
     else:
         show(report, console or output())
 

@@ -8,7 +8,6 @@ rejected again, or no table holds an offset, 4 fenced, 5 an operator must act, 7
 from __future__ import annotations
 
 import gc
-import json
 import logging
 import sys
 import tempfile
@@ -81,7 +80,7 @@ try:  # Ctrl-C this early is a normal stop: nothing was begun
     from frazil.config.units import duration
     from frazil.errors import ConfigError, FrazilError, counted, from_traceback
     from frazil.offsets import Partition
-    from frazil.render import Report
+    from frazil.render import Report, print_json
     from frazil.sql.definition_files import is_folder
 except KeyboardInterrupt:
     sys.exit(130)
@@ -558,7 +557,10 @@ def version(as_json: Json = False) -> None:
     """The version of Frazil."""
     from importlib.metadata import version as of
 
-    print(json.dumps({"version": of("frazil")}) if as_json else of("frazil"))
+    if as_json:
+        print_json({"version": of("frazil")})
+    else:
+        print(of("frazil"))
 
 
 def main() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +9,7 @@ import typer
 
 from frazil.cli.app import Json, config_app
 from frazil.errors import ConfigError
+from frazil.render import print_json
 
 
 @config_app.command("export")
@@ -42,6 +42,6 @@ def export(
     language = "sql" if to_sql or not (to_toml or from_sql) else "toml"
     text = sql_of(loaded) if language == "sql" else tomli_w.dumps(document_of(loaded))
     if as_json:
-        print(json.dumps({"sink": loaded.sink.id, "language": language, "text": text}))
+        print_json({"sink": loaded.sink.id, "language": language, "text": text})
     else:
         print(text, end="")

@@ -19,7 +19,7 @@ from rich.text import Text
 from frazil.cli.app import ConfigFile, Spark, app, command, stop, table_opener
 from frazil.config.units import duration
 from frazil.errors import ConfigError, FrazilError
-from frazil.render import Report, error_values, json_values, output
+from frazil.render import Report, error_values, output, print_json
 
 
 @command(app)
@@ -55,7 +55,7 @@ def _watch(report: Callable[[], Report], pause: float, as_json: bool) -> None:
             except FrazilError as error:
                 shown = _Failed(error)
             if as_json:
-                print(json.dumps(json_values(shown)), flush=True)
+                print_json(shown)
             elif refreshed:
                 clock = Text(f"{datetime.now():%H:%M:%S}, every {pause:g} s, Ctrl-C ends", "dim")
                 live.update(Group(*shown.lines(), clock), refresh=True)

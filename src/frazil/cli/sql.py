@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +11,7 @@ import typer
 
 from frazil.cli.app import Catalog, Json, app, definition_store
 from frazil.errors import ConfigError, counted
-from frazil.render import json_values, output, show
+from frazil.render import output, print_json, show
 from frazil.sql.definition_files import MemoryStore, decoded, read_file
 
 #: A file's name for standard input.
@@ -104,7 +103,7 @@ def _execute(session: Any, texts: Sequence[tuple[str, str]], as_json: bool) -> i
                 break
     finally:
         if as_json:
-            print(json.dumps({"statements": [json_values(report) for report in reports]}))
+            print_json({"statements": reports})
         if left:
             print(f"{counted(left, 'statement')} not executed", file=sys.stderr)
     return int(reports[-1].exit_code)

@@ -57,8 +57,6 @@ from frazil.retry import Clock
 
 #: Summary key of the index snapshot that a rewind commits: the last batch that remains.
 REWOUND = f"{PREFIX}rewound"
-#: The steps of a rewind, in order; `forked` and `moved` occur once per table that moves.
-STEPS = ("claimed", "noted", "forked", "moved", "unstaged", "indexed", "done")
 
 
 @dataclass(frozen=True, slots=True)

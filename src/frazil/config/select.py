@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from functools import cached_property
 
-from frazil.config.column_types import ColumnType, Scanner, SyntaxFault, quoted, type_of
+from frazil.config.column_types import ColumnType, Scanner, SyntaxFault, type_of
 from frazil.config.messages import within
 from frazil.config.sections import TableConfig
 from frazil.config.settings import REFERENCE
@@ -229,44 +229,6 @@ def parse_item(text: str) -> Item | Star:
     except SyntaxFault as error:
         raise ConfigError(f"cannot read select: {error.fact}", hint=error.shown) from None
     return item
-
-
-def item_text(item: Item | Star) -> str:
-    """The text of an item; `parse_item` reads it back."""
-    if isinstance(item, Star):
-        names = ", ".join(map(quoted, item.excluded))
-        return f"* except ({names})" if names else "*"
-    return f"{_text(item.of)} as {quoted(item.name)}"
-
-
-def _text(of: Expression) -> str:
-    match of:
-        case Column(names):
-            first, *rest = names
-            first = f"`{first}`" if first in (KEY, HEADERS) else quoted(first)
-            return ".".join([first, *map(quoted, rest)])
-        case KeyBytes():
-            return KEY
-        case KeyField(names):
-            return ".".join([KEY, *(map(quoted, names) if names else ["*"])])
-        case AllHeaders():
-            return HEADERS
-        case Header(name):
-            return f"{HEADERS}[{_in_quotes(name)}]"
-        case Cast(inner, kind):
-            return f"cast({_text(inner)} as {kind})"
-        case Mask(inner, keep):
-            return f"mask({_text(inner)}{f', {keep}' if keep else ''})"
-        case Digest(inner, salt):
-            return f"sha256({_text(inner)}{f', {_in_quotes(salt)}' if salt else ''})"
-        case Literal(value):
-            if isinstance(value, str):
-                return _in_quotes(value)
-            return "null" if value is None else str(value).lower()
-
-
-def _in_quotes(text: str) -> str:
-    return "'" + text.replace("'", "''") + "'"
 
 
 def _star(scanner: Scanner) -> Star:

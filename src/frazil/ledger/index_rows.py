@@ -56,11 +56,6 @@ class IndexRows:
         return len(self.spans)
 
 
-def of(rows: pa.Table) -> IndexRows:
-    """Rows of one table."""
-    return _together([_parsed(rows)])
-
-
 def of_file(rows: pa.Table) -> list[tuple[str, IndexRows]]:
     """Rows of any tables, by table. The result does not refer to `rows`."""
     return [(name, _parsed(part)) for name, part in _split(rows)]

@@ -202,12 +202,7 @@ def range_counts_values(tally: RangeCounts) -> list[object]:
         *where.partition,
         where.start,
         where.end,
-        tally.written,
-        tally.rejected,
-        tally.skipped,
-        tally.invisible,
-        tally.merged,
-        tally.lost,
+        *tally.outcomes,
         tally.seen,
         tally.watermark,
     ]

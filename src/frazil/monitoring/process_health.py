@@ -43,12 +43,6 @@ def remove(sink: str) -> None:
         _sinks.pop(sink, None)
 
 
-def forget() -> None:
-    """For processes that run sinks one after the other, such as tests."""
-    with _lock:
-        _sinks.clear()
-
-
 def health_values() -> dict[str, Any]:
     with _lock:
         sinks = list(_sinks.values())

@@ -6,7 +6,7 @@ In: findings of the checks. Out: a report with lines, JSON and an exit code. Pur
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
 from rich.text import Text
@@ -66,8 +66,6 @@ class CheckReport:
     sink: str
     findings: Sequence[CheckFinding] = ()
     seconds: float = 0.0
-    #: shown one by one, too, where all is well
-    details: bool = field(default=True, compare=False)
 
     def __post_init__(self) -> None:
         self.findings = sorted(self.findings, key=lambda finding: AREAS.index(finding.area))

@@ -138,7 +138,8 @@ def rewind(
 ) -> RewindReport:
     """Rewind the sink; its running processes are fenced. Raises the first refusal of `preview`.
 
-    `on_step` gets the name of each step (`commit.rewind.STEPS`) and its table.
+    `on_step` gets the name of each step and its table: `claimed`, `noted`, `forked` and `moved`
+    (for each table that moves), `unstaged`, `indexed`, `done`.
     """
     doing = _RewindCommand(config, spark, to, discard_foreign, on_step)
     plan = doing.preview()

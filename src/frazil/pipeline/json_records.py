@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -460,21 +460,17 @@ def _under(value: bytes | None, newer: Mapping[str, str]) -> bytes | None:
 
 def _newer(plan: TablePlan) -> dict[str, str]:
     """Former name → current name of renamed columns."""
-    names = set(plan.columns.names)
-    return {
-        old: new
-        for new, olds in together(plan.aliases).items()
-        for old in olds
-        if new in names and old not in names
-    }
+    return {old: new for new, old in _aliases(plan, done=True)}
 
 
 def _renames(plan: TablePlan) -> dict[str, str]:
     """New name → current name of columns that are yet to be renamed."""
+    return dict(_aliases(plan, done=False))
+
+
+def _aliases(plan: TablePlan, *, done: bool) -> Iterator[tuple[str, str]]:
+    """New and former name of columns that the table has under one of them: of those that were
+    renamed (`done`), or of those that are yet to be."""
     names = set(plan.columns.names)
-    return {
-        new: old
-        for new, olds in together(plan.aliases).items()
-        for old in olds
-        if new not in names and old in names
-    }
+    for new, olds in together(plan.aliases).items():
+        yield from ((new, old) for old in olds if (new in names, old in names) == (done, not done))

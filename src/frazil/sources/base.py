@@ -36,8 +36,6 @@ from frazil.pipeline.table_plan import TablePlan
 from frazil.spark.checkpoint import SourceOffsets
 from frazil.steps import Step, WrittenFiles
 
-T = TypeVar("T")
-
 
 @dataclass(frozen=True, slots=True)
 class StreamPosition:

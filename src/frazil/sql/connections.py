@@ -61,8 +61,6 @@ _AWS = {
 PAIRS = {"registry": "basic.auth.user.info", "rest": "credential"}
 _USER_INFO = re.compile(r"://[^/\s@]*:[^/\s@]*@|[?&;]password=", re.IGNORECASE)
 
-Resolve = Callable[[Option], Any]
-
 
 def known_options(kind: str) -> list[str]:
     return _KNOWN[kind].split(", ")

@@ -31,7 +31,6 @@ from frazil.sql.definition_files import (
 )
 from frazil.sql.definition_set import changes, config_of
 from frazil.sql.document_builder import document
-from frazil.sql.formatter import create_text, name_text
 from frazil.sql.statements import (
     Alter,
     Command,
@@ -103,13 +102,6 @@ def _load(made: LoadedDefinitions, name: str, text: str) -> None:
 def home_of(key: Key) -> str:
     """The file of an object, or its row: `sinks/orders.sql`."""
     return f"{key[0]}s/{key[1]}.sql"
-
-
-def text_of(definition: Definition, state: str = "") -> str:
-    text = f"{create_text(definition)}\n"
-    if isinstance(definition, SinkStatement) and state == STOPPED:
-        text += f"\nSTOP SINK {name_text(definition.name)};\n"
-    return text
 
 
 class StoredDefinitions:
