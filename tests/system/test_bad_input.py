@@ -238,7 +238,7 @@ def test_a_table_that_is_dropped_and_made_again_during_the_run_stops_the_stream(
         spark.sql(f"DROP TABLE lake.db.{name}")
         spark.sql(f"CREATE TABLE lake.db.{name} ({COLUMNS}) USING iceberg")
         produce(broker.bootstrap, name, numbered(5, 10))
-        with pytest.raises(IdentityMismatch, match="made again"):
+        with pytest.raises(IdentityMismatch, match="dropped and recreated"):
             assert sink.wait_until(sink.ends(), 10), "it waits, and waiting cannot help"
 
 

@@ -404,7 +404,7 @@ def test_a_rollback_that_others_commit_over_and_expire_stops_the_sink_and_nothin
     hide(lane)
     if not evident:
         forget_earlier_metadata(lane)
-    error, words = (Gap, r"\[6, 12\)") if evident else (Expired, "nothing shows")
+    error, words = (Gap, r"\[6, 12\)") if evident else (Expired, "cannot prove")
     with pytest.raises(error, match=words):
         Sink(config).start(spark)
     lane.sql(f"CALL lake.system.set_current_snapshot(table => '{{n}}', ref => 'frazil/{name}')")
