@@ -30,7 +30,7 @@ check: $(READY)  ## lint and types
 	@$(BIN)/ruff format --check -q . 1>&2
 	@$(BIN)/mypy 1>&2
 
-bench: $(READY)  ## measure one thing beside its peer, the last line is JSON: WHAT=append|quick|peers|growth|df|tables|upsert|audit|service|operator|json_decode
+bench: $(READY)  ## measure one thing beside its peer, the last line is JSON: WHAT=append|quick|peers|growth|df|tables|upsert|order|compact|index|audit|service|operator|json_decode|select_columns
 	@$(BIN)/python bench/$(or $(FILE_$(WHAT)),$(WHAT)).py $(ARGS)
 
 proof: $(READY)  ## one long proof: WHAT=poison|roundtrip|planted|json_ways|upserts|simulate|faults|chaos|soak (N=…, ARGS='--help')

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from confluent_kafka import Producer
 
 import frazil
-from frazil.testing.datagen import create_topic
+from frazil.testing import create_topic
 
 
 def probes(rows: pa.Table) -> pa.Array:

@@ -19,7 +19,7 @@ from pyspark.sql.functions import col, from_json
 from pyspark.sql.streaming.query import StreamingQuery
 
 import frazil
-from frazil.testing.jars import spark_kafka_jars
+from frazil.testing import spark_kafka_jars
 
 
 def main(

@@ -64,3 +64,9 @@ def frames(spark: SparkSession, config: frazil.Config) -> DataFrame:
     rows = frazil.read(spark, config)
     frazil.write(rows, "shop.orders", id="orders").start().stop()
     return frazil.as_of(spark, config, "orders", 0, 17)
+
+
+def judge(path: Path) -> None:
+    result: frazil.AuditResult = frazil.audit(path)
+    report: frazil.LocateReport = frazil.locate(path, "orders", 0, 17)
+    print(result.verdict, report.contained, report.other_topics)

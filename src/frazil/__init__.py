@@ -58,6 +58,7 @@ if TYPE_CHECKING:
 __all__ = [
     "SKIP",
     "STEPS",
+    "AuditResult",
     "CatalogConfig",
     "CompletenessConfig",
     "Config",
@@ -65,6 +66,7 @@ __all__ = [
     "DeadLettersConfig",
     "DecodeConfig",
     "HealthConfig",
+    "LocateReport",
     "LogConfig",
     "MetricsConfig",
     "NotifyConfig",
@@ -99,6 +101,8 @@ logging.getLogger("frazil").addHandler(logging.NullHandler())  # the program dec
 _LAZY = {
     "SKIP": "frazil.pipeline.routing",
     "STEPS": "frazil.steps",
+    "AuditResult": "frazil.auditing.evidence",
+    "LocateReport": "frazil.ops.locate",
     "Run": "frazil.run",
     "Service": "frazil.service.service",
     "Sink": "frazil.sink",

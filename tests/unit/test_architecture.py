@@ -99,6 +99,7 @@ DYNAMIC = {
     "pipeline.routing": 1,  # `[[route]]` and `[transform] python` name the user's own module
     "formats.schema_registry": 3,  # the registry's client is heavy and comes with confluent-kafka
     "native.warm_up": 1,  # all modules of the chapter
+    "testing": 1,  # users' names are imported at their first use
     "spark.worker_daemon": 2,  # only for the workers' daemon
 }
 #: Handlers of `Exception` or wider below the sink: module → how many.
