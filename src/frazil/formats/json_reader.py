@@ -16,8 +16,9 @@ import pyarrow as pa
 
 from frazil.arrow.byte_slices import ByteSlices
 from frazil.arrow.cast import by_place, project
+from frazil.arrow.column_program import in_order, table_of
 from frazil.formats.decode_result import DecodedChunk, UndecodableRecord
-from frazil.formats.json_program import JsonProgram, in_order
+from frazil.formats.json_program import JsonProgram
 from frazil.formats.json_values import (
     NestedTooDeep,
     NotThisShape,
@@ -44,23 +45,16 @@ class JsonShape:
         slices = ByteSlices.of(values)
         rows, doubtful = self._program.decode(slices)
         if not len(doubtful):
-            return ([DecodedChunk(self._table(rows), None, None)] if len(rows) else []), []
+            table = table_of(rows, self._schema)
+            return ([DecodedChunk(table, None, None)] if len(rows) else []), []
         rejected: list[UndecodableRecord] = []
         others = self._each(slices, doubtful.tolist(), rejected)
         if not len(rows) + len(others):
             return [], rejected
         bad = [record.index for record in rejected]
-        one_by_one = np.zeros(len(values), bool)
-        one_by_one[doubtful] = True
-        table = self._table(in_order(rows, others, np.delete(one_by_one, bad)))
+        table = table_of(in_order(rows, others, doubtful, bad), self._schema)
         index = np.delete(np.arange(len(values)), bad) if bad else None
         return [DecodedChunk(table, index, None)], rejected
-
-    def _table(self, rows: pa.StructArray) -> pa.Table:
-        if not len(self._schema):  # only a struct array keeps the number of its rows
-            return pa.Table.from_batches([pa.RecordBatch.from_struct_array(rows)])
-        columns = [rows.field(i) for i in range(len(self._schema))]
-        return pa.Table.from_arrays(columns, schema=self._schema)
 
     def _each(
         self, values: ByteSlices, places: Iterable[int], rejected: list[UndecodableRecord]

@@ -1,18 +1,18 @@
 """Arrow columns that compiled code fills. Runs on executors.
 
 A column is a row of a table of int64, at an address that compiled code gets. Its first words are
-the same for every kind of column (`LENGTH` … `DATA_ROOM`); the others belong to whoever fills it.
+the same for every kind of column (`ROOM` … `DATA_ROOM`); the others belong to whoever fills it.
 
-    words of a column │ LENGTH │ ROOM │ VALIDITY │ VALUES │ DATA │ DATA_ROOM │ 10 more
-    string, binary    │        │      │ bits     │ 8-byte offsets │ bytes    │
-    list, map         │        │      │ bits     │ 8- or 4-byte offsets      │
-    boolean           │        │      │ bits     │ bits   │
-    other values      │        │      │ bits     │ values of one width       │
-    struct            │        │      │ bits     │
+    words of a column │ ROOM │ VALIDITY │ VALUES │ DATA │ DATA_ROOM │ 11 more
+    string, binary    │      │ bits     │ 8-byte offsets │ bytes    │
+    list              │      │ bits     │ 8-byte offsets │
+    boolean           │      │ bits     │ bits   │
+    other values      │      │ bits     │ values of one width
+    struct            │      │ bits     │
 
 Compiled code never allocates: it checks the room, and where that does not suffice it ends, Python
-grows the column (`ColumnBuffers.grow`), and it is called again. To roll a value back is to set
-`LENGTH` back: bits and offsets are stored anew by the next value, never assumed to be zero.
+grows the column (`ColumnBuffers.grow`), and it is called again. Nothing is rolled back: bits and
+offsets are stored anew by the next value, never assumed to be zero.
 
 Also here: what several readers need, numbers of variable width and the check of UTF-8.
 """
@@ -25,7 +25,7 @@ import numpy as np
 import pyarrow as pa
 
 from frazil.native.compiler import cached, compiled
-from frazil.native.memory import SLACK, load1, load4, load8, move16, store1, store4, store8
+from frazil.native.memory import SLACK, load1, load8, move16, store1, store8
 
 Longs = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -33,7 +33,10 @@ Longs = np.ndarray[Any, np.dtype[np.int64]]
 WORDS = 16
 COLUMN = 8 * WORDS
 #: Places of the words, in bytes.
-LENGTH, ROOM, VALIDITY, VALUES, DATA, DATA_ROOM = range(0, 48, 8)
+ROOM, VALIDITY, VALUES, DATA, DATA_ROOM = range(0, 40, 8)
+
+#: Instead of a width in bytes: values of one bit, or offsets of 8 bytes.
+BIT, OFFSETS = -1, -8
 
 #: Instead of an address: the number ends beyond its data; it has more than 10 bytes.
 ENDS, ENDLESS = -1, -2
@@ -104,44 +107,6 @@ def is_utf8(at: int, size: int) -> bool:
     return True
 
 
-@compiled
-def append_bytes(column: int, source: int, size: int) -> bool:
-    """Appends a text or bytes to a column with room for one more; False: no room for its data.
-    Does not touch the validity."""
-    length = load8(column + LENGTH)
-    offsets = load8(column + VALUES) + 8 * length
-    start = load8(offsets)
-    if start + size > load8(column + DATA_ROOM):
-        return False
-    copy(load8(column + DATA) + start, source, size)
-    store8(offsets + 8, start + size)
-    store8(column + LENGTH, length + 1)
-    return True
-
-
-@compiled
-def append_none(column: int, width: int) -> None:
-    """Appends a null to a column with room for one more. `width`: bytes of a value, 0 without
-    values (a struct), -1 a bit, -4 and -8 offsets of so many bytes."""
-    length, values = load8(column + LENGTH), load8(column + VALUES)
-    if load8(column + VALIDITY):
-        store_bit(load8(column + VALIDITY), length, 0)
-    if width == 8:
-        store8(values + 8 * length, 0)
-    elif width == 4:
-        store4(values + 4 * length, 0)
-    elif width == -8:
-        store8(values + 8 * length + 8, load8(values + 8 * length))
-    elif width == -4:
-        store4(values + 4 * length + 4, load4(values + 4 * length))
-    elif width == -1:
-        store_bit(values, length, 0)
-    else:
-        for i in range(width):
-            store1(values + width * length + i, 0)
-    store8(column + LENGTH, length + 1)
-
-
 @cached("void(int64, int64, int64, int64, int64, int64)")
 def gather(data: int, starts: int, sizes: int, count: int, offsets: int, target: int) -> None:
     """Slices of one buffer → the offsets and bytes of a column; negative sizes are nulls."""
@@ -156,17 +121,14 @@ def gather(data: int, starts: int, sizes: int, count: int, offsets: int, target:
 
 
 def width_of(kind: pa.DataType) -> int:
-    """The width of a column's values, as `append_none` takes it."""
+    """Bytes of a value; 0 without values (a struct), `BIT`, or `OFFSETS`."""
     if pa.types.is_struct(kind):
         return 0
     if pa.types.is_boolean(kind):
-        return -1
-    if pa.types.is_map(kind) or pa.types.is_list(kind):
-        return -4
-    if pa.types.is_large_list(kind) or pa.types.is_large_string(kind):
-        return -8
-    if pa.types.is_large_binary(kind):
-        return -8
+        return BIT
+    types = pa.types
+    if types.is_large_list(kind) or types.is_large_string(kind) or types.is_large_binary(kind):
+        return OFFSETS
     return int(kind.bit_width) // 8
 
 
@@ -177,36 +139,41 @@ class ColumnBuffers:
         """`words`: the row of the column in the table of its program."""
         self.words = words
         self.width = width_of(kind)
-        self._has_data = pa.types.is_large_string(kind) or pa.types.is_large_binary(kind)
+        self._kind = kind
+        self._has_data = self.width == OFFSETS and not pa.types.is_large_list(kind)
         self._nullable = nullable
-        self.validity: Any = None
-        self.values: Any = None
-        self.data: Any = None
+        self._validity: Any = None
+        self._values: Any = None
+        self._data: Any = None
 
     def start(self, room: int, data_room: int = 0) -> None:
         """New buffers, empty."""
-        self.validity = self.values = self.data = None
-        self.words[LENGTH // 8] = 0
+        self.release()
         self.grow(room)
         if self._has_data:
             self.grow_data(data_room)
 
+    def release(self) -> None:
+        """Keeps no buffer: arrays made of them do."""
+        self._validity = self._values = self._data = None
+
     def grow(self, room: int) -> None:
         """Room for so many values."""
         bits = (room + 7) // 8 + SLACK
-        sizes = {0: 0, -1: bits, -4: 4 * room + 4 + SLACK, -8: 8 * room + 8 + SLACK}
         if self._nullable:
-            self.validity = self._sized(self.validity, VALIDITY, bits)
-        if size := sizes.get(self.width, self.width * room + SLACK):
-            fresh = self.values is None
-            self.values = self._sized(self.values, VALUES, size)
-            if fresh and self.width in (-4, -8):
-                np.frombuffer(self.values, np.int8)[: -self.width] = 0  # the first offset
+            self._validity = self._sized(self._validity, VALIDITY, bits)
+        if self.width:
+            fresh = self._values is None
+            sizes = {BIT: bits, OFFSETS: 8 * room + 8 + SLACK}
+            size = sizes.get(self.width, self.width * room + SLACK)
+            self._values = self._sized(self._values, VALUES, size)
+            if fresh and self.width == OFFSETS:
+                np.frombuffer(self._values, np.int64, 1)[0] = 0
         self.words[ROOM // 8] = room
 
     def grow_data(self, room: int) -> None:
         """Room for so many bytes."""
-        self.data = self._sized(self.data, DATA, room + SLACK)
+        self._data = self._sized(self._data, DATA, room + SLACK)
         self.words[DATA_ROOM // 8] = room
 
     def _sized(self, buffer: Any, word: int, size: int) -> Any:
@@ -218,27 +185,27 @@ class ColumnBuffers:
         return buffer
 
     @property
-    def data_room(self) -> int:
-        return int(self.words[DATA_ROOM // 8])
-
-    @property
     def room(self) -> int:
         return int(self.words[ROOM // 8])
 
     @property
-    def length(self) -> int:
-        return int(self.words[LENGTH // 8])
+    def data_room(self) -> int:
+        return int(self.words[DATA_ROOM // 8])
 
-    def last_offset(self) -> int:
-        """Behind the last value: bytes of data, or items of lists."""
-        kind = np.int32 if self.width == -4 else np.int64
-        return int(np.frombuffer(self.values, kind, self.length + 1)[-1])
+    @property
+    def buffers(self) -> list[pa.Buffer]:
+        every = self._validity, self._values, self._data
+        return [buffer for buffer in every if buffer is not None]
 
-    def array(self, kind: pa.DataType, children: list[pa.Array] | None = None) -> pa.Array:
-        """What was appended, as an Arrow array. `children`: of a list, map or struct."""
-        buffers = [self.validity]
+    def offset(self, length: int) -> int:
+        """Behind so many values: bytes of data, or items of lists."""
+        return int(np.frombuffer(self._values, np.int64, length + 1)[-1])
+
+    def array(self, length: int, children: list[pa.Array] | None = None) -> pa.Array:
+        """The first values as an Arrow array. `children`: of a list or struct."""
+        buffers = [self._validity]
         if self.width:
-            buffers.append(self.values)
+            buffers.append(self._values)
         if self._has_data:
-            buffers.append(self.data.slice(0, self.last_offset()))
-        return pa.Array.from_buffers(kind, self.length, buffers, children=children)
+            buffers.append(self._data.slice(0, self.offset(length)))
+        return pa.Array.from_buffers(self._kind, length, buffers, children=children)

@@ -1,54 +1,56 @@
-"""JSON objects → Arrow columns, by a program that describes the columns. Runs on executors.
+"""JSON objects → Arrow columns, by a program of the columns. Runs on executors.
 
-A node of the program is a column (see `frazil.native.columns`): of a struct its fields, of a list
-its element follow as nodes. Values are stored where the nodes say, as they are read:
-
-    {"id": 7, "place": {"x": 1.5}, "tags": ["a"]}     node 0  struct (the record)
-                                                           1    id       long
-                                                           2    place    struct
-                                                           3      x      double
-                                                           4    tags     list
-                                                           5      element  string
-
-A record is read here only if it is plain: JSON, each field once, each value exactly what its
+Values are stored where the nodes of the program (see `frazil.native.programs`) say, as they are
+read. A record is read here only if it is plain: JSON, each field once, each value exactly what its
 column holds. Everything else is *doubtful*, and the reader in `frazil.formats.json_values` decides
 about it, whether it is a number of many digits or no JSON at all. So a record is never rejected
 here, and whatever is read here is read as the other reader would.
-
-A doubtful record leaves nothing behind: a value's place follows from its row, and for texts and
-lists from the offset that the value before it has stored. The next record is stored over it.
 """
 
 from __future__ import annotations
 
-from frazil.native.columns import COLUMN, DATA, DATA_ROOM, ROOM, VALIDITY, VALUES, copy, store_bit
+from frazil.native.columns import COLUMN, DATA, ROOM, VALIDITY, VALUES, store_bit
 from frazil.native.compiler import cached, compiled
 from frazil.native.json_moments import NONE, day, moment, store_uuid, time_of_day
 from frazil.native.json_numbers import double, number, scaled
-from frazil.native.json_text import DOUBT, base64_size, text_end, unbase64, unescape
-from frazil.native.memory import load1, load4, load8, single_bits, store1, store4, store8
+from frazil.native.json_text import base64_size, text_end, unbase64, unescape
+from frazil.native.memory import load1, load4, load8, single_bits, store4, store8
+from frazil.native.programs import (
+    DOUBT,
+    DOUBTFUL,
+    DOUBTFUL_ROWS,
+    END,
+    FLAGS,
+    FULL,
+    KIND,
+    OWN,
+    READER,
+    REQUIRED,
+    ROW,
+    SLOT,
+    STACK,
+    WIDTH,
+    has_room,
+    no_room_for_elements,
+    store_bytes,
+    store_null,
+)
 
-#: Words of a node behind those of a column.
-KIND, FLAGS, END, NAME, NAME_SIZE, TABLE, MASK, SEEN, FIELDS = range(48, 120, 8)
+#: Words of a node.
+NAME, NAME_SIZE, TABLE, MASK, SEEN, FIELDS = range(OWN, OWN + 48, 8)
 #: Kinds of nodes. `OTHER` holds what is not read here, `PASSED` is a field without a
 #: column, `RAW` the text of any value but objects and arrays, which are null there.
 STRUCT, LIST, BOOLEAN, INT32, INT64, FLOAT32, FLOAT64, TEXT, NOTHING, OTHER, PASSED = range(11)
 DATE, TIME, TIMESTAMP, DECIMAL, UUID, RAW, MAP, BINARY, FIXED = range(11, 20)
-#: Flags: null does not fit; fields of a struct that have no node are passed over; timestamps have a
+#: Flags beside `REQUIRED`: fields of a struct that have no node are passed over; timestamps have a
 #: zone; numbers are timestamps.
-REQUIRED, OPEN, ZONED, EPOCH = 1, 2, 4, 8
+OPEN, ZONED, EPOCH = 2, 4, 8
 #: Of nodes that are no struct: digits of a second, or behind the point of a decimal; the same of
-#: the numbers in an `EPOCH` column; the first whole number that is too large for a decimal; the
-#: bytes of a `FIXED` value.
-SCALE, GIVEN_SCALE, BOUND, WIDTH = FIELDS, TABLE, MASK, FIELDS
+#: the numbers in an `EPOCH` column; the first whole number that is too large for a decimal.
+SCALE, GIVEN_SCALE, BOUND = FIELDS, TABLE, MASK
 
-#: Words of the state: next row and its place in the columns, number of doubtful rows, the node that
-#: has no room and the bytes that it needs (0: room for its elements), a number for each object, and
-#: addresses.
-ROW, SLOT, DOUBTFUL, FULL_NODE, NEEDED, OBJECTS, STACK, DOUBTFUL_ROWS = range(0, 64, 8)
-STATE_WORDS = 8
-#: Instead of an address: a buffer has no room.
-FULL = -1
+#: A word of the state: a number for each object.
+OBJECTS = READER
 
 #: Words of an open object or array, up to `MOST_OPEN` of them; the node is 0 in what is passed
 #: over.
@@ -151,43 +153,14 @@ def _key(at: int, end: int, frame: int) -> int:
 
 
 @compiled
-def _store_null(node: int, slot: int) -> None:
-    """Stores null, also in the fields of a struct; required fields of it get an empty value."""
-    at, end = node, load8(node + END)
-    while at < end:
-        kind, values = load8(at + KIND), load8(at + VALUES)
-        if load8(at + VALIDITY):
-            store_bit(load8(at + VALIDITY), slot, (at != node) & load8(at + FLAGS) & REQUIRED)
-        if kind in (TEXT, RAW, BINARY, LIST, MAP):
-            store8(values + 8 * slot + 8, load8(values + 8 * slot))
-        elif kind in (INT64, FLOAT64, TIMESTAMP, TIME):
-            store8(values + 8 * slot, 0)
-        elif kind in (INT32, FLOAT32, DATE):
-            store4(values + 4 * slot, 0)
-        elif kind in (DECIMAL, UUID):
-            store8(values + 16 * slot, 0)
-            store8(values + 16 * slot + 8, 0)
-        elif kind == BOOLEAN:
-            store_bit(values, slot, 0)
-        elif kind == FIXED:
-            for i in range(load8(at + WIDTH)):
-                store1(values + load8(at + WIDTH) * slot + i, 0)
-        at = load8(at + END) if kind in (LIST, MAP) else at + COLUMN
-
-
-@compiled
 def _store_text(at: int, behind: int, escaped: int, node: int, slot: int, state: int) -> int:
+    if not escaped:
+        return behind + 1 if store_bytes(at, behind - at, node, slot, state) else FULL
     offsets = load8(node + VALUES) + 8 * slot
-    start, size = load8(offsets), behind - at
-    if start + size > load8(node + DATA_ROOM):
-        store8(state + FULL_NODE, node)
-        store8(state + NEEDED, start + size)
+    start = load8(offsets)
+    if not has_room(node, start + behind - at, state):
         return FULL
-    target = load8(node + DATA) + start
-    if escaped:
-        size = unescape(at, behind, target)
-    else:
-        copy(target, at, size)
+    size = unescape(at, behind, load8(node + DATA) + start)
     store8(offsets + 8, start + size)
     return behind + 1
 
@@ -204,9 +177,7 @@ def _store_binary(at: int, behind: int, node: int, slot: int, state: int) -> int
     start, size = load8(offsets), base64_size(at, behind)
     if size < 0:
         return DOUBT
-    if start + size > load8(node + DATA_ROOM):
-        store8(state + FULL_NODE, node)
-        store8(state + NEEDED, start + size)
+    if not has_room(node, start + size, state):
         return FULL
     store8(offsets + 8, start + size)
     return behind + 1 if unbase64(at, behind, load8(node + DATA) + start) else DOUBT
@@ -314,7 +285,7 @@ def _scalar(at: int, end: int, node: int, slot: int, state: int) -> int:
         if at + 4 > end or load4(at) != _NULL or (node and load8(node + FLAGS) & REQUIRED):
             return DOUBT
         if node:
-            _store_null(node, slot)
+            store_null(node, slot)
         return at + 4
     if byte == _QUOTE:
         behind, escaped = text_end(at + 1, end)
@@ -345,7 +316,7 @@ def _open(frame: int, byte: int, node: int, slot: int, state: int) -> bool:
     """Opens an object or array; False: the column holds another kind of value."""
     is_object = byte == _OBJECT_OPENS
     if node and load8(node + KIND) == RAW:
-        _store_null(node, slot)
+        store_null(node, slot)
         node = 0
     kind = load8(node + KIND) if node else PASSED
     if node and not (kind in (STRUCT, MAP) if is_object else kind == LIST):
@@ -378,7 +349,7 @@ def _close(frame: int) -> bool:
             if load8(field + SEEN) != load8(frame + _OBJECT):
                 if load8(field + FLAGS) & REQUIRED:
                     return False
-                _store_null(field, slot)
+                store_null(field, slot)
             field = load8(field + END)
     if load8(node + VALIDITY):
         store_bit(load8(node + VALIDITY), slot, 1)
@@ -427,9 +398,7 @@ def _next(at: int, end: int, frame: int, state: int) -> int:
         return at
     element, place = node + COLUMN, load8(frame + _COUNT)
     if place >= load8(element + ROOM):
-        store8(state + FULL_NODE, node)
-        store8(state + NEEDED, 0)
-        return FULL
+        return no_room_for_elements(node, state)
     if kind == MAP:
         at = _map_key(at, end, node, place, load8(load8(node + VALUES) + 8 * slot), state)
         element += COLUMN

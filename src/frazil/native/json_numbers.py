@@ -10,8 +10,8 @@ from __future__ import annotations
 import numpy as np
 
 from frazil.native.compiler import compiled
-from frazil.native.json_text import DOUBT
 from frazil.native.memory import double_bits, leading_zeros, load1, product_high
+from frazil.native.programs import DOUBT
 
 #: Forms of a number: bits that add up.
 NEGATIVE, FRACTION = 1, 2

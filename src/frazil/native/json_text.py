@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from frazil.native.compiler import compiled
 from frazil.native.memory import load1, load8, store1, trailing_zeros
-
-#: Instead of an address: another reader decides.
-DOUBT = 0
+from frazil.native.programs import DOUBT
 
 _QUOTE, _BACKSLASH, _SMALL_U, _EQUALS = b'"\\u='
 _EACH = 0x0101_0101_0101_0101

@@ -17,7 +17,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from frazil.arrow.byte_slices import ByteSlices
-from frazil.formats.json_program import RAW, JsonProgram, in_order
+from frazil.arrow.column_program import in_order
+from frazil.formats.json_program import RAW, JsonProgram
 from frazil.formats.json_values import IGNORED
 from frazil.kafka.record_batch import Longs
 
@@ -106,9 +107,8 @@ def peek(values: Sequence[bytes | None], paths: Sequence[str]) -> pa.Table:
     if len(doubtful):
         picked = [_picked(slices[i], steps) for i in doubtful.tolist()]
         others = [_texts(column) for column in zip(*picked, strict=True)]
-        mask = np.zeros(len(slices), bool)
-        mask[doubtful] = True
-        texts = in_order(texts, pa.StructArray.from_arrays(others, fields=list(schema)), mask)
+        read = pa.StructArray.from_arrays(others, fields=list(schema))
+        texts = in_order(texts, read, doubtful)
     return pa.Table.from_batches([pa.RecordBatch.from_struct_array(texts)])
 
 
