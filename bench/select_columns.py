@@ -118,7 +118,7 @@ def spent(
         values: list[bytes | None] = [*distinct[at % len(distinct) :][:CHUNK]]
         opened = RawRecords(values, offsets, offsets, keys, headers)
         start = time.process_time()
-        result = pipeline.process(HERE, opened, None, frozenset())
+        result = pipeline.process(HERE, opened, frozenset())
         seconds += time.process_time() - start
         assert sum(len(rows) for _, rows in result.rows) == CHUNK, result.rejections
     return seconds

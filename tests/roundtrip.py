@@ -907,12 +907,12 @@ class Case:
         return RawRecords(list(sent.values), offsets, offsets * 1000, None, None)
 
     def needed(self, sent: Written, *plans: TablePlan) -> pa.Schema | None:
-        settled = self.settler(sent, *plans).process(HERE, self.opened(sent), None, frozenset())
+        settled = self.settler(sent, *plans).process(HERE, self.opened(sent), frozenset())
         return settled.needs.get(TABLE)
 
     def rows(self, sent: Written, plan: TablePlan) -> list[pa.Table]:
         settler = self.settler(sent, plan)
-        settled = settler.process(HERE, self.opened(sent), None, frozenset())
+        settled = settler.process(HERE, self.opened(sent), frozenset())
         assert not settled.needs, f"still needed: {settled.needs}"
         reasons = {at: rejection.reason for at, rejection in settled.rejections.items()}
         wrong = {at: reasons.get(at, "taken") for at in reasons.keys() ^ sent.broken}

@@ -107,7 +107,7 @@ class World:
             plans = {name: self.table_plan(name) for name in self.schemas}
             pipeline = ChunkPipeline(self.plans.plan(BatchTables(plans, {}, 0, "f")))
             process = (IsolatingPipeline(pipeline) if isolating else pipeline).process
-            result = process(HERE, opened, None, frozenset())
+            result = process(HERE, opened, frozenset())
             if not result.needs:
                 return result
             for name, need in result.needs.items():

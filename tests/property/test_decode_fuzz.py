@@ -22,6 +22,8 @@ from hypothesis import strategies as st
 
 from frazil.arrow.avro import WriterSchema
 from frazil.arrow.avro_types import UnsupportedSchema
+from frazil.arrow.byte_slices import ByteSlices
+from frazil.arrow.column_program import table_of
 from frazil.formats.decoder import Decoder, RecordFormat
 from frazil.formats.json_reader import JsonShape
 from tests.json_ways import one_by_one
@@ -186,7 +188,9 @@ def test_both_ways_of_reading_give_what_was_written(data: st.DataObject) -> None
     datums = [encode(schema, written) for written, _ in pairs]
     expected = [read for _, read in pairs]
     fast, slow = WriterSchema(json.dumps(schema)), WriterSchema(json.dumps(schema))
-    slow._glue = {}
+    assert slow._program is not None
+    assert not len(slow._program.decode(ByteSlices.of(datums))[1]), "compiled code reads all of it"
+    slow._program = None
     one, bad = fast.read(datums)
     other, worse = slow.read(datums)
     assert not bad
@@ -197,8 +201,6 @@ def test_both_ways_of_reading_give_what_was_written(data: st.DataObject) -> None
         assert table.to_pylist() == expected
     if schema["fields"]:
         assert one.equals(other)
-        union = "member0" in str(fast.columns)
-        assert union or fast.block(datums) is not None, "the fast way was not taken"
 
 
 FUZZED: Any = {
@@ -331,8 +333,8 @@ def test_mutilated_datums_never_harm_their_neighbours(seed: int, headed: bool) -
             continue
         word, value = judged(datums[i])
         if i in decoded_rows:
-            # An index that names no branch of an optional: polars reads on where fastavro stops.
-            assert word == "index" or (word == "read" and alike(plain(decoded_rows[i]), value))
+            assert word == "read"
+            assert alike(plain(decoded_rows[i]), value)
         else:
             assert word != "read" or any(phrase in refused[i].reason for phrase in STRICTER)
         # Alone it meets the same fate as among the others.
@@ -435,13 +437,14 @@ def test_each_value_of_a_large_decimal_is_judged_alike_by_both_ways(
     writer = WriterSchema(json.dumps({"type": "record", "name": "r", "fields": fields}))
     datums = [bytes([2 * len(value)]) + value for value in values]
     bad: list[tuple[int, str]] = []
-    slow = writer._each(datums, 0, len(datums), 0, bad)
+    slow = writer._each(ByteSlices.of(datums), range(len(datums)), bad)
     numbers = [int.from_bytes(value, "big", signed=True) for value in values]
     assert [i for i, _ in bad] == [i for i, n in enumerate(numbers) if abs(n) >= 10**most]
     wanted = [Decimal((n < 0, digits(n), -scale)) for n in numbers if abs(n) < 10**most]
-    assert slow["d"].to_pylist() == wanted
-    fast = writer.block(datums)
-    assert fast is None or (not bad and fast.equals(slow))
+    assert slow.field("d").to_pylist() == wanted
+    fast, worse = writer.read(datums)
+    assert worse == bad
+    assert fast["d"].to_pylist() == wanted
 
 
 # ── branches of unions ───────────────────────────────────────────────────────────────────────────
@@ -449,17 +452,13 @@ def test_each_value_of_a_large_decimal_is_judged_alike_by_both_ways(
 
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.data())
-def test_a_block_says_what_the_strict_reader_says_or_nothing(data: st.DataObject) -> None:
+def test_compiled_code_reads_what_the_strict_reader_reads(data: st.DataObject) -> None:
     """Whatever a byte is changed to: a branch that is none is seen among other columns, inside
     records, arrays and maps."""
     schema, values = data.draw(records(2, 1))
     rows = data.draw(st.lists(values, min_size=1, max_size=6))
     datums = [encode(schema, written) for written, _ in rows]
     writer = WriterSchema(json.dumps(schema))
-    headers = [b"", b"\x00\x00\x00\x00\x07"]
-    if writer.gluable:
-        for header in headers:
-            assert writer.block([header + datum for datum in datums], header) is not None
     chance = data.draw(st.randoms(use_true_random=False))
     for _ in range(10):
         harmed = list(datums)
@@ -470,10 +469,10 @@ def test_a_block_says_what_the_strict_reader_says_or_nothing(data: st.DataObject
         byte = chance.choice([0, 1, 2, 3, 4, 5, 6, 128, 130, 255, chance.randrange(256)])
         harmed[i] = harmed[i][:at] + bytes([byte]) + harmed[i][at + 1 :]
         bad: list[tuple[int, str]] = []
-        slow = writer._each(harmed, 0, len(harmed), 0, bad)
-        for header in headers:
-            fast = writer.block([header + datum for datum in harmed], header)
-            assert fast is None or (not bad and alike_with_nan(fast, slow))
+        slow = writer._each(ByteSlices.of(harmed), range(len(harmed)), bad)
+        fast, worse = writer.read(harmed)
+        assert worse == bad
+        assert alike_with_nan(fast, table_of(slow, writer.columns))
 
 
 def alike_with_nan(one: pa.Table, other: pa.Table) -> bool:

@@ -93,7 +93,7 @@ def test_every_good_record_is_exact_and_every_bad_one_is_rejected_once(
             part = sent[start : start + r.choice([1, 3, 50, 200, 2000])]
             offsets = np.arange(start, start + len(part))
             settled = settle(
-                Partition("t", number), RawRecords(part, offsets, offsets), None, frozenset()
+                Partition("t", number), RawRecords(part, offsets, offsets), frozenset()
             )
             rows += [table for _, table in settled.rows]
             for name, key in (("message", "reason"), ("schema_id", "schema_id")):
@@ -126,7 +126,7 @@ def test_a_hostile_record_of_each_kind_is_found_among_good_ones(kind: str, regis
         values = [made.good()[0] for _ in range(40)]
         values[17] = value
         offsets = np.arange(len(values))
-        settled = settle(Partition("t", 0), RawRecords(values, offsets, offsets), None, frozenset())
+        settled = settle(Partition("t", 0), RawRecords(values, offsets, offsets), frozenset())
         assert list(settled.rejections) == [17], (name, value)
         assert sum(len(table) for _, table in settled.rows) == 39
 

@@ -16,8 +16,8 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, ResourceType
 
-from frazil.arrow.avro import zigzag
 from frazil.errors import Expired, Unavailable, Undecodable
+from frazil.iceberg.file_io import zigzag
 from frazil.kafka import connection as connections
 from frazil.kafka.fetch import fetch
 from frazil.kafka.record_batch import HEADERS

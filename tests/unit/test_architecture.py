@@ -111,7 +111,6 @@ BROAD = {
     # the net: whatever a record does to a station, it is found and rejected
     "pipeline.isolation": 1,
     "ledger.completeness": 1,  # and so may the callback of complete hours
-    "arrow.avro": 1,  # a panic of polars is a BaseException; the slow way decides
 }
 #: The most lines of a function and of a module, and the most methods and attributes of a class.
 FUNCTION_LINES, MODULE_LINES, METHODS, ATTRIBUTES = 60, 700, 25, 15

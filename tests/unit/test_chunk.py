@@ -66,7 +66,7 @@ def settle(
 ) -> ChunkResult:
     """And nothing falls through: each record has a row, a dead letter or is skipped, unless
     something is needed first."""
-    settled = settler.process(HERE, opened(values, headers), None, below)
+    settled = settler.process(HERE, opened(values, headers), below)
     offsets = {offset for _, rows in settled.rows for offset in rows.column("_offset").to_pylist()}
     rejected = {100 + 2 * index for index in settled.rejections}
     assert all(rejection.index == index for index, rejection in settled.rejections.items())
@@ -638,7 +638,7 @@ def test_a_record_whose_timestamp_does_not_fit_is_rejected_by_itself(format: Rec
     settler = ChunkPipeline(ChunkPlan(format, None, plans(plan("db.t", *column)), {}, "db.t"))
     given = opened([b'{"id":1}', b'{"id":2}', b'{"id":3}'])
     stamps = np.array([5, NANOSECONDS, 1_700_000_000_000_000], np.int64)  # the last: year 55841
-    settled = settler.process(HERE, given._replace(stamps=stamps), None, NOBODY)
+    settled = settler.process(HERE, given._replace(stamps=stamps), NOBODY)
     assert kinds(settled) == {1: "timestamp"}
     assert settled.rejections[1].reason == (
         "cannot fit db.t: the record's timestamp does not fit; expected at most 9223372036854775 "
@@ -657,7 +657,7 @@ def test_a_table_without_a_timestamp_column_takes_records_of_any_time():
         ChunkPlan(RecordFormat("json"), None, plans(TablePlan(shape, metadata, "")), {}, "db.t")
     )
     given = opened([b'{"id":1}'])._replace(stamps=np.array([NANOSECONDS], np.int64))
-    settled = settler.process(HERE, given, None, NOBODY)
+    settled = settler.process(HERE, given, NOBODY)
     assert settled.rejections == {}
     assert ids(settled, "db.t") == [1]
 

@@ -14,6 +14,8 @@ import pyarrow as pa
 import pytest
 
 from frazil.arrow.avro import WriterSchema
+from frazil.arrow.byte_slices import ByteSlices
+from frazil.arrow.column_program import table_of
 from frazil.config.sections import RouteConfig
 from frazil.errors import SchemaMismatch
 from frazil.formats import debezium
@@ -334,7 +336,8 @@ def test_avro_has_the_types_that_debezium_names():
         "wrong": 1,
         "instant": dt.datetime(1970, 1, 1, tzinfo=dt.timezone.utc),
     }
-    assert writer._each([value] * 3, 0, 3, 0, bad).equals(table)
+    rows = writer._each(ByteSlices.of([value] * 3), range(3), bad)
+    assert table_of(rows, writer.columns).equals(table)
 
 
 # ── what is no change of a row ───────────────────────────────────────────────────────────────────

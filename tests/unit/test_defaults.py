@@ -123,7 +123,7 @@ def test_members_that_json_lacks_are_the_write_default(tmp_path: Path):
         b'{"id":3,"s":{"d":5}}',
         b'{"id":4,"r":null}',
     ]
-    settled = settler.process(HERE, opened(values), None, NOBODY)
+    settled = settler.process(HERE, opened(values), NOBODY)
     [(_, rows)] = settled.rows
     date, text_, uuid_ = VALUES["date"], VALUES["string"], VALUES["uuid"]
     assert rows.to_pylist() == [
@@ -138,7 +138,7 @@ def test_a_new_field_is_added_where_json_lacks_a_required_column_with_a_default(
     text = schema(_INT("id", 1), column(2, "r", "string", True))
     plan = TablePlan(replace(shape(tmp_path), schema=text), NOWHERE, "", format_version=3)
     settler = ChunkPipeline(ChunkPlan(RecordFormat("json"), None, {"db.t": plan}, {}, "db.t"))
-    settled = settler.process(HERE, opened([b'{"id":2,"new":5}']), None, NOBODY)
+    settled = settler.process(HERE, opened([b'{"id":2,"new":5}']), NOBODY)
     assert settled.rejections == {}
     assert "new" in settled.needs["db.t"].names
     assert not settled.needs["db.t"].field("r").nullable, "it stays required"

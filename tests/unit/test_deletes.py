@@ -69,7 +69,7 @@ def settle(by: ChunkPipeline, *records: tuple[bytes | None, bytes | None]) -> Ch
     keys, values = zip(*records, strict=True)
     offsets = np.arange(100, 100 + len(records), dtype=np.int64)
     opened = RawRecords(list(values), offsets, offsets, pa.array(keys, pa.large_binary()), None)
-    settled = by.process(HERE, opened, None, frozenset())
+    settled = by.process(HERE, opened, frozenset())
     accounted = {
         offset
         for _, rows in (*settled.rows, *settled.gone)

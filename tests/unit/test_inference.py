@@ -56,9 +56,7 @@ class World:
             for start in range(0, len(values), chunk):
                 some = values[start : start + chunk]
                 at = np.arange(start, start + len(some))
-                part = settler.process(
-                    Partition("t", 0), RawRecords(some, at, at), None, frozenset()
-                )
+                part = settler.process(Partition("t", 0), RawRecords(some, at, at), frozenset())
                 whole.rows += part.rows
                 for i, rejection in part.rejections.items():
                     whole.rejections[start + i] = rejection

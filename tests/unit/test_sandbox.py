@@ -22,7 +22,6 @@ import pytest
 from frazil.config.sections import RouteConfig, TableConfig
 from frazil.errors import Fatal, Unavailable
 from frazil.files.writer import WriterSpec
-from frazil.formats.decode_result import DecodedChunk, FramedRecords
 from frazil.formats.decoder import RecordFormat
 from frazil.iceberg.schema import iceberg_schema
 from frazil.kafka.record_batch import HEADERS, RawRecords
@@ -130,7 +129,7 @@ def assert_same(one: ChunkResult, other: ChunkResult) -> None:
 
 
 def settle(made: ChunkPipeline, values: list[bytes | None]) -> ChunkResult:
-    return Sandbox(made).process(HERE, opened(values), None, frozenset())
+    return Sandbox(made).process(HERE, opened(values), frozenset())
 
 
 # ── harmless ────────────────────────────────────────────────────────────────────────────────────
@@ -154,34 +153,26 @@ JSON = [b'{"n":1,"s":"x"}', b"{", b'{"n":2,"s":"y","new":1.5}', None, b'{"n":"x"
     ids=["rules", "avro", "avro-needs", "json", "json-needs", "json-no-table", "nothing"],
 )
 def test_harmless_records_are_settled_as_ever(made: ChunkPipeline, values: list[bytes | None]):
-    expected = made.process(HERE, opened(values), None, frozenset())
+    expected = made.process(HERE, opened(values), frozenset())
     assert_same(settle(made, values), expected)
 
 
-def test_so_are_records_that_came_in_columns():
-    rows = pa.table([list(range(10)), ["x"] * 10], schema=pa.schema(COLUMNS))
-    them = opened([])._replace(offsets=np.arange(10), stamps=np.arange(10), keys=None, headers=None)
-    framed = FramedRecords(DecodedChunk(rows, None, None), them.offsets, them.stamps, None)
-    expected = plain().process(HERE, them, framed, frozenset())
-    assert_same(Sandbox(plain()).process(HERE, them, framed, frozenset()), expected)
-
-
 def test_tables_that_have_the_records_get_none():
-    settled = Sandbox(plain()).process(HERE, opened(words()), None, frozenset(["db.a"]))
+    settled = Sandbox(plain()).process(HERE, opened(words()), frozenset(["db.a"]))
     assert settled == ChunkResult()
 
 
 def test_one_child_settles_all_chunks():
     made = Sandbox(plain())
-    made.process(HERE, opened(words()), None, frozenset())
+    made.process(HERE, opened(words()), frozenset())
     first = made._child
-    made.process(HERE, opened(words()), None, frozenset())
+    made.process(HERE, opened(words()), frozenset())
     assert made._child is first
 
 
 def test_the_child_ends_with_its_parent():
     made = Sandbox(plain())
-    made.process(HERE, opened(words()), None, frozenset())
+    made.process(HERE, opened(words()), frozenset())
     assert made._child is not None
     child = made._child._process.pid
     assert psutil.pid_exists(child)
@@ -203,7 +194,7 @@ def test_records_that_kill_are_the_only_ones_that_are_rejected():
         for how in ("SIGKILL", "SIGSEGV", "exit code 0", "SIGABRT")
     ]
     skipped = words(*dict.fromkeys(kills, "skip").items(), *odd.items(), count=16)
-    expected = settler().process(HERE, opened(skipped), None, frozenset())
+    expected = settler().process(HERE, opened(skipped), frozenset())
     expected.skipped -= len(kills)
     assert_same(settled, expected)
 
@@ -249,7 +240,7 @@ def test_in_a_topic_that_is_skipped_a_deadly_record_is_skipped_too():
     )
     made = Sandbox(ChunkPipeline(ChunkPlan(RecordFormat("raw"), rules, {})))
     made._parts = pickle.dumps((RecordFormat("raw"), "no rules", {}))
-    assert made.process(HERE, opened([b"x"]), None, frozenset()) == ChunkResult(skipped=1)
+    assert made.process(HERE, opened([b"x"]), frozenset()) == ChunkResult(skipped=1)
 
 
 def test_more_than_can_be_an_accident_stop_the_stream(monkeypatch: pytest.MonkeyPatch):

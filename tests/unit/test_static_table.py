@@ -28,7 +28,6 @@ from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.typedef import Record
 
-from frazil.arrow.avro import zigzag
 from frazil.errors import (
     ConfigError,
     Expired,
@@ -37,7 +36,7 @@ from frazil.errors import (
     IdentityMismatch,
     Unavailable,
 )
-from frazil.iceberg.file_io import NeedsSpark
+from frazil.iceberg.file_io import NeedsSpark, zigzag
 from frazil.iceberg.static_table import ReadOnlyTable, find
 from frazil.iceberg.table import DataFile
 from frazil.offsets import Partition

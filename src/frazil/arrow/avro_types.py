@@ -1,13 +1,9 @@
-"""Avro types → Arrow types, a strict reader for each, and a schema for polars. Runs on executors;
-pure.
+"""Avro types → Arrow types, a strict reader for each, and what compiled code needs to know. Runs on
+executors; pure.
 
 In: a schema as parsed JSON. Out: an `AvroType` for each column. Its reader takes one datum at a
-time and accepts nothing that the schema does not say; `frazil.arrow.avro` reads blocks with the
-schema for polars, and must come to the same result.
-
-polars gets its own schema, without names, logical types, maps and enums: `int` is read as `long`
-(polars silently truncates an int of 40 bits to 32), an enum as `long`, a map as an array of key and
-value. `fit` then gives each array the type and nullability that the table needs.
+time, accepts nothing that the schema does not say, and gives the reason. Compiled code
+(`frazil.native.avro`) reads datums by a program of the nodes, and must come to the same result.
 
 A schema that no Iceberg table can hold raises `UnsupportedSchema`: recursion, null alone, a struct
 without fields. This also bounds hostile data: each array item takes at least one byte, so a count
@@ -18,22 +14,23 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from decimal import Context, Decimal
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
+
+from frazil.native import avro as native
 
 #: Nesting limit for every format. pyiceberg uses 15 stack frames per column level, and Python's
 #: recursion limit is 1,000.
 MAX_DEPTH = 48
 MAX_TYPES = 10_000  # after references to named types are expanded
+#: A fixed of more bytes takes no space where it is null.
+LARGE_FIXED = 256
 
 Read = Callable[["Datum"], Any]
-Fit = Callable[[pa.Array], pa.Array]
 
 
 class UnsupportedSchema(Exception):
@@ -53,7 +50,7 @@ class UnreadableDatum(Exception):
 
 
 class Datum:
-    """Bytes and a read position. Longs are read as polars reads them: at most 10 bytes."""
+    """Bytes and a read position. Longs have at most 10 bytes."""
 
     __slots__ = ("data", "place")
 
@@ -89,19 +86,20 @@ class Datum:
 
 @dataclass(frozen=True, slots=True)
 class AvroType:
-    """One Avro type: its Arrow type, its strict reader, and its schema for polars."""
+    """One Avro type: its Arrow type, its strict reader, and its node in a program."""
 
     arrow: pa.DataType
     read: Read
-    glued: Any  # the schema for polars; None: polars cannot read it
-    fit: Fit | None = None  # polars' array → `arrow`; None: no conversion needed
+    #: of the node: its kind, None if compiled code cannot read the type; words of it; the types
+    #: inside; the symbols of an enum
+    kind: int | None
+    words: Mapping[int, int] = field(default_factory=dict)
+    inside: Sequence[AvroType] = ()
+    symbols: Sequence[str] = ()
     nullable: bool = False
 
     def field(self, name: str) -> pa.Field:
         return pa.field(name, self.arrow, self.nullable)
-
-    def fitted(self, array: pa.Array) -> pa.Array:
-        return self.fit(array) if self.fit else array
 
 
 class ColumnBuilder:
@@ -184,15 +182,15 @@ class ColumnBuilder:
         full, space = self.name(schema, space)
         self.open.append(full)
         fields: dict[str, AvroType] = {}
-        for field in _list(_part(schema, "fields")):
-            name = _text(_part(field, "name"))
+        for entry in _list(_part(schema, "fields")):
+            name = _text(_part(entry, "name"))
             if name in fields:
                 raise UnsupportedSchema(f"record {full} has field {name!r} twice")
             try:
-                fields[name] = self.inside(name, _part(field, "type"), space, depth)
+                fields[name] = self.inside(name, _part(entry, "type"), space, depth)
             except UnsupportedSchema as error:
                 raise UnsupportedSchema(f"field {name}: {error}") from None
-            if isinstance(olds := field.get("aliases"), list):
+            if isinstance(olds := entry.get("aliases"), list):
                 path = ".".join([*self.path, name])
                 self.aliases[path] = tuple(alias for alias in olds if _is_text(alias))
         self.open.pop()
@@ -245,17 +243,8 @@ def _is_text(value: Any) -> bool:
     return isinstance(value, str) and not any("\ud800" <= char <= "\udfff" for char in value)
 
 
-def _within(array: pa.Array, low: int | Decimal, high: int | Decimal) -> pa.Array:
-    ends = pc.min_max(array)
-    least, most = ends["min"].as_py(), ends["max"].as_py()
-    if least is not None and not low <= least <= most <= high:
-        raise UnreadableDatum(f"expected {low} to {high}, found {least} to {most}")
-    return array
-
-
 def _number(low: int, high: int, arrow: pa.DataType, times: int = 1) -> AvroType:
     """An integer with bounds, multiplied by `times`, as `arrow`."""
-    wide = arrow.bit_width == 64
 
     def read(datum: Datum) -> int:
         value = datum.long()
@@ -263,14 +252,9 @@ def _number(low: int, high: int, arrow: pa.DataType, times: int = 1) -> AvroType
             raise UnreadableDatum(f"expected {low} to {high}, found {value}")
         return value * times
 
-    def fit(array: pa.Array) -> pa.Array:
-        if (low, high) != _INT64:
-            array = _within(array, low, high)
-        if times != 1:
-            array = pc.multiply(array, times)
-        return (array if wide else array.cast(pa.int32())).view(arrow)
-
-    return AvroType(arrow, read, "long", None if arrow == pa.int64() else fit)
+    kind = native.NUMBER8 if arrow.bit_width == 64 else native.NUMBER4
+    words = {native.LOW: low, native.HIGH: high, native.TIMES: times}
+    return AvroType(arrow, read, kind, words)
 
 
 _INT32 = -(2**31), 2**31 - 1
@@ -317,12 +301,12 @@ def _read_bytes(datum: Datum) -> bytes:
 _PRIMITIVES: Mapping[str, AvroType] = {
     "int": _NUMBERS["int", ""],
     "long": _NUMBERS["long", ""],
-    "float": AvroType(pa.float32(), _read_float, "float"),
-    "double": AvroType(pa.float64(), _read_double, "double"),
-    # As in polars and Avro's Java library: 1 is true, any other byte is false.
-    "boolean": AvroType(pa.bool_(), lambda datum: datum.take(1) == b"\x01", "boolean"),
-    "string": AvroType(pa.large_string(), _read_string, "string"),
-    "bytes": AvroType(pa.large_binary(), _read_bytes, "bytes"),
+    "float": AvroType(pa.float32(), _read_float, native.PLAIN),
+    "double": AvroType(pa.float64(), _read_double, native.PLAIN),
+    # As in Avro's Java library: 1 is true, any other byte is false.
+    "boolean": AvroType(pa.bool_(), lambda datum: datum.take(1) == b"\x01", native.BOOLEAN),
+    "string": AvroType(pa.large_string(), _read_string, native.TEXT),
+    "bytes": AvroType(pa.large_binary(), _read_bytes, native.BYTES),
 }
 #: Debezium's named types → Avro logical types. Types with values that a column cannot hold keep
 #: their underlying type: a time of day may be 24:00 or 838 hours, a timestamp with zone may be
@@ -338,11 +322,12 @@ def _primitive(kind: str, schema: dict[str, Any]) -> AvroType:
     # The Avro specification ignores a logical type that is unknown or on the wrong type.
     logical = schema.get("logicalType") or _DEBEZIUM.get((kind, str(schema.get("connect.name"))))
     if kind == "bytes" and logical == "decimal":
-        return _decimal(schema, _read_bytes, {"type": "bytes"}) or _PRIMITIVES[kind]
+        return _decimal(schema, _read_bytes, 0) or _PRIMITIVES[kind]
     return _NUMBERS.get((kind, str(logical))) or _PRIMITIVES[kind]
 
 
-def _decimal(schema: dict[str, Any], read: Read, base: dict[str, Any]) -> AvroType | None:
+def _decimal(schema: dict[str, Any], read: Read, size: int) -> AvroType | None:
+    """`size`: of its bytes, 0 if each has a size of its own. None: not a valid decimal."""
     precision, scale = schema.get("precision"), schema.get("scale", 0)
     if type(precision) is not int or type(scale) is not int:
         return None
@@ -355,7 +340,6 @@ def _decimal(schema: dict[str, Any], read: Read, base: dict[str, Any]) -> AvroTy
     precision = min(precision, 38)
     most = 10**precision - 1
     context = Context(prec=38)
-    bound = Decimal(most).scaleb(-scale, context)
 
     def read_decimal(datum: Datum) -> Decimal:
         unscaled = int.from_bytes(read(datum), "big", signed=True)
@@ -363,11 +347,10 @@ def _decimal(schema: dict[str, Any], read: Read, base: dict[str, Any]) -> AvroTy
             raise UnreadableDatum(f"expected a decimal of at most {precision} digits, found more")
         return Decimal(unscaled).scaleb(-scale, context)
 
-    glued = None
-    if base.get("size", 0) <= 16:  # polars refuses more than 16 bytes
-        glued = {**base, "logicalType": "decimal", "precision": precision, "scale": scale}
-    fit: Fit = lambda array: _within(array, bound.copy_negate(), bound)  # noqa: E731
-    return AvroType(pa.decimal128(precision, scale), read_decimal, glued, fit)
+    high, low = divmod(most, 1 << 64)
+    low -= low >> 63 << 64  # a word is signed
+    words = {native.SIZE: size, native.MOST_HIGH: high, native.MOST_LOW: low}
+    return AvroType(pa.decimal128(precision, scale), read_decimal, native.DECIMAL, words)
 
 
 def _fixed(schema: dict[str, Any]) -> AvroType:
@@ -375,19 +358,18 @@ def _fixed(schema: dict[str, Any]) -> AvroType:
     if type(size) is not int or not 0 < size < 2**31:
         raise UnsupportedSchema(f"expected a fixed of at least one byte, found {size!r}")
     read: Read = lambda datum: datum.take(size)  # noqa: E731
-    # polars allocates space for every row, null or not: a huge optional fixed would exhaust memory.
-    glued = {"type": "fixed", "size": size} if size <= 256 else None
     if schema.get("logicalType") == "decimal":
-        decimal = _decimal(schema, read, {"type": "fixed", "size": size})
+        decimal = _decimal(schema, read, size)
         if decimal:
             return decimal
-    arrow = pa.binary(size)
-    return AvroType(arrow, read, glued, lambda array: array.cast(arrow))
+    # A place for every row, null or not: a huge optional fixed would exhaust memory.
+    if size > LARGE_FIXED:
+        return AvroType(pa.binary(size), read, native.BYTES, {native.SIZE: size})
+    return AvroType(pa.binary(size), read, native.PLAIN)
 
 
 def _enum(schema: dict[str, Any]) -> AvroType:
     symbols = [_text(symbol) for symbol in _list(_part(schema, "symbols"))]
-    texts = pa.array(symbols, pa.large_string())
 
     def read(datum: Datum) -> Any:
         index = datum.long()
@@ -395,9 +377,9 @@ def _enum(schema: dict[str, Any]) -> AvroType:
             raise UnreadableDatum(f"expected a symbol from 0 to {len(symbols) - 1}, found {index}")
         return symbols[index]
 
-    # take() checks the upper bound only on some code paths: check both bounds here.
-    fit: Fit = lambda array: texts.take(_within(array, 0, len(symbols) - 1))  # noqa: E731
-    return AvroType(pa.large_string(), read, "long", fit)
+    return AvroType(
+        pa.large_string(), read, native.ENUM, {native.SYMBOLS: len(symbols)}, symbols=symbols
+    )
 
 
 def record_type(fields: dict[str, AvroType]) -> AvroType:
@@ -415,27 +397,7 @@ def record_type(fields: dict[str, AvroType]) -> AvroType:
             raise
         return row
 
-    def fit(array: pa.Array) -> pa.Array:
-        children = [
-            avro_type.fitted(_whole(array).field(i)) for i, avro_type in enumerate(fields.values())
-        ]
-        return pa.Array.from_buffers(arrow, len(array), array.buffers()[:1], children=children)
-
-    glued = None
-    if all(avro_type.glued is not None for avro_type in fields.values()):
-        inner = [
-            {"name": f"f{i}", "type": avro_type.glued}
-            for i, avro_type in enumerate(fields.values())
-        ]
-        glued = {"type": "record", "fields": inner}
-    return AvroType(arrow, read, glued, fit)
-
-
-def _whole(array: pa.Array) -> pa.Array:
-    """The array, which must not be a slice: callers reuse its buffers unchanged."""
-    if array.offset:
-        raise UnreadableDatum("a slice")
-    return array
+    return AvroType(arrow, read, native.RECORD, inside=list(fields.values()))
 
 
 def _blocks(datum: Datum, read: Read) -> list[Any]:
@@ -444,7 +406,7 @@ def _blocks(datum: Datum, read: Read) -> list[Any]:
         count = datum.long()
         if count < 0:
             datum.long()  # the block's size in bytes: only needed to skip it
-            # polars reads the minimum long as no items: it has no positive counterpart.
+            # The minimum long is read as no items: it has no positive counterpart.
             count = -count if count != -(2**63) else 0
         elif count == 0:
             return items
@@ -457,35 +419,17 @@ def _blocks(datum: Datum, read: Read) -> list[Any]:
 def _array(item: AvroType) -> AvroType:
     arrow = pa.large_list(item.field("element"))
 
-    def fit(array: pa.Array) -> pa.Array:
-        values = item.fitted(_whole(array).values)
-        return pa.Array.from_buffers(arrow, len(array), array.buffers()[:2], children=[values])
-
-    glued = None if item.glued is None else {"type": "array", "items": item.glued}
-    return AvroType(arrow, lambda datum: _blocks(datum, item.read), glued, fit)
+    return AvroType(arrow, lambda datum: _blocks(datum, item.read), native.ARRAY, inside=[item])
 
 
 def _map(value: AvroType) -> AvroType:
     arrow = pa.map_(pa.large_string(), value.field("value"))
 
-    def fit(array: pa.Array) -> pa.Array:
-        entries = _whole(_whole(array).values)
-        offsets = pa.array(np.frombuffer(array.buffers()[1], np.int64, len(array) + 1), pa.int32())
-        pairs = pa.StructArray.from_arrays(
-            [entries.field(0), value.fitted(entries.field(1))],
-            fields=[arrow.key_field, arrow.item_field],
-        )
-        buffers = [array.buffers()[0], offsets.buffers()[1]]
-        return pa.Array.from_buffers(arrow, len(array), buffers, children=[pairs])
-
     def pair(datum: Datum) -> tuple[str, Any]:
         return _read_string(datum), value.read(datum)
 
-    glued = None
-    if value.glued is not None:
-        fields = [{"name": "key", "type": "string"}, {"name": "value", "type": value.glued}]
-        glued = {"type": "array", "items": {"type": "record", "fields": fields}}
-    return AvroType(arrow, lambda datum: _blocks(datum, pair), glued, fit)
+    inside = [_PRIMITIVES["string"], value]
+    return AvroType(arrow, lambda datum: _blocks(datum, pair), native.MAP, inside=inside)
 
 
 def _optional(real: AvroType, null_first: bool) -> AvroType:
@@ -495,9 +439,7 @@ def _optional(real: AvroType, null_first: bool) -> AvroType:
             raise UnreadableDatum(f"expected branch 0 or 1 of a union, found {index}")
         return None if (index == 0) is null_first else real.read(datum)
 
-    branches = ["null", real.glued] if null_first else [real.glued, "null"]
-    glued = None if real.glued is None else branches
-    return AvroType(real.arrow, read, glued, real.fit, nullable=True)
+    return replace(_in_union(real, 2, 0 if null_first else 1), read=read, nullable=True)
 
 
 def _only(real: AvroType) -> AvroType:
@@ -509,7 +451,15 @@ def _only(real: AvroType) -> AvroType:
             raise UnreadableDatum(f"expected the only branch of the union, found {index}")
         return real.read(datum)
 
-    return AvroType(real.arrow, read, None)
+    return replace(_in_union(real, 1, -1), read=read, nullable=False)
+
+
+def _in_union(real: AvroType, branches: int, null: int) -> AvroType:
+    """Avro allows no union within a union; in other words (`{"type": [...]}`) there may be one."""
+    if native.BRANCHES in real.words:
+        return replace(real, kind=None)
+    words = {**real.words, native.BRANCHES: branches, native.NULL_BRANCH: null}
+    return replace(real, words=words)
 
 
 def _members(types: list[AvroType | None]) -> AvroType:
@@ -525,7 +475,10 @@ def _members(types: list[AvroType | None]) -> AvroType:
         member = named[index]
         return {member[0]: member[1].read(datum)} if member else None
 
-    return AvroType(arrow, read, None, nullable=None in types)
+    null = types.index(None) if None in types else -1
+    words = {native.BRANCHES: len(types), native.NULL_BRANCH: null}
+    inside = [replace(avro_type, nullable=True) for avro_type in types if avro_type]
+    return AvroType(arrow, read, native.UNION, words, inside, nullable=null >= 0)
 
 
 def _pair(member: tuple[str, AvroType]) -> tuple[str, pa.DataType]:

@@ -64,6 +64,10 @@ class ByteSlices(Sequence["bytes | None"]):
     def take(self, index: Longs) -> ByteSlices:
         return ByteSlices(self.data, self.starts[index], self.sizes[index])
 
+    def without(self, size: int) -> ByteSlices:
+        """Without the first bytes of each value, all of which have so many or are null."""
+        return ByteSlices(self.data, self.starts + size, self.sizes - size)
+
     @property
     def nulls(self) -> np.ndarray[Any, np.dtype[np.bool_]]:
         return self.sizes < 0

@@ -12,23 +12,18 @@ Avro is read in `frazil.arrow.avro`, JSON in `frazil.formats.json_reader`.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
-import polars as pl
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from frazil.arrow.avro import BLOCK_ROWS, WriterSchema, open_block, preamble
+from frazil.arrow.avro import WriterSchema
+from frazil.arrow.byte_slices import ByteSlices
 from frazil.config.sections import UNAVAILABLE_VALUE
 from frazil.errors import AccountingError, ConfigError, SchemaMismatch, Undecodable
-from frazil.formats.decode_result import (
-    DecodedChunk,
-    FramedRecords,
-    UndecodableRecord,
-    kept_positions,
-)
+from frazil.formats.decode_result import DecodedChunk, UndecodableRecord
 from frazil.formats.json_columns import infer
 from frazil.formats.json_reader import JsonShape
 from frazil.formats.schema_registry import (
@@ -37,11 +32,11 @@ from frazil.formats.schema_registry import (
     UnknownSchemaId,
     configured_writer,
 )
-from frazil.kafka.record_batch import RecordBatches, RecordLayout
+from frazil.native.avro import HEADER, NO_ID, schema_ids
+from frazil.native.columns import Longs
 
 KINDS = ("confluent-avro", "avro", "json", "raw")
 RAW = pa.schema([pa.field("value", pa.large_binary())])
-HEADER = 5  # a zero byte, then the schema's id in 4 bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,65 +78,18 @@ class Decoder:
         """Every value is in a returned chunk or rejected. `headers`: of the records, if known."""
         if not values:
             return [], []
-        apart = _schema_apart(headers) if self._format.kind == "confluent-avro" else set()
-        if apart:
-            # A value without a schema id before it may still begin with bytes that look like one.
-            values = [
-                _NO_HEADER if i in apart and v is not None else v for i, v in enumerate(values)
-            ]
         if self._format.kind == "raw":
-            rows = pa.Table.from_arrays([pa.array(values, RAW.field(0).type)], schema=RAW)
+            rows = pa.Table.from_arrays([ByteSlices.of(values).to_arrow()], schema=RAW)
             return [DecodedChunk(rows, None, None)], []
         if self._format.kind == "json":
             decoded, rejected = (self._shape or JsonShape(self.columns(values))).decode(values)
         else:
-            decoded, rejected = self._avro(values)
-            rejected = [
-                replace(record, reason=_APART)
-                if record.index in apart and record.kind != "null"
-                else record
-                for record in rejected
-            ]
+            decoded, rejected = self._avro(ByteSlices.of(values), headers)
         rejected.sort(key=lambda record: record.index)
         counted = sum(chunk.rows.num_rows for chunk in decoded) + len(rejected)
         if counted != len(values):
             raise AccountingError(f"cannot decode: expected {len(values)} values, found {counted}")
         return decoded, rejected
-
-    def framed(self, records: RecordBatches) -> FramedRecords | None:
-        """Kafka record batches read directly into columns, with offsets, timestamps and keys.
-
-        None if that is impossible or anything is wrong: the caller then extracts the values, and
-        `decode` rejects the bad ones. Requires the Confluent header: its five known bytes in every
-        record are part of the proof that no record boundary is shifted.
-        """
-        first = records.first_value if records.count else None
-        if self._format.kind != "confluent-avro" or first is None or _misheaded(first):
-            return None
-        header = first[:HEADER]
-        writer = self._writer(_id(header))
-        if not isinstance(writer, WriterSchema) or not writer.gluable:
-            return None
-        rows_in_block = records.rows_in_block
-        frame = open_block(_framed(writer, records.layout), records.block, rows_in_block)
-        if frame is None or frame.height != rows_in_block:
-            return None
-        if not (frame["head"] == pl.Series([header])).all():
-            return None
-        sizes = frame["size"].to_numpy()
-        known = records.checked(frame, sizes)
-        if known is None:
-            return None
-        ends = records.ends(frame)
-        columns = frame.select(name for name, _ in writer.glued)
-        table = writer.table(columns, records.block, ends - sizes + HEADER, ends)
-        if table is None:
-            return None
-        offsets, stamps = known
-        rows = records.rows(offsets)
-        part = table.slice(rows.start, rows.stop - rows.start)
-        decoded = DecodedChunk(part, None, _id(header))
-        return FramedRecords(decoded, offsets[rows], stamps[rows], records.keys(frame, rows))
 
     def columns(self, values: Sequence[bytes | None]) -> pa.Schema:
         """The columns of a table for these values, with their nullability."""
@@ -176,53 +124,39 @@ class Decoder:
         return writer.aliases if isinstance(writer, WriterSchema) else {}
 
     def _avro(
-        self, values: Sequence[bytes | None]
+        self, values: ByteSlices, headers: pa.Array | None
     ) -> tuple[list[DecodedChunk], list[UndecodableRecord]]:
-        headed = self._format.kind == "confluent-avro"
-        size = HEADER if headed else 0
-        # Common case, one schema and no bad value: try it without inspecting each value.
-        first = values[0] if len(values) <= BLOCK_ROWS else None
-        tried = None
-        if first is not None and not (headed and _misheaded(first)):
-            tried = first[:size]
-            schema_id = _id(tried) if headed else None
-            writer = self._writer(schema_id)
-            if isinstance(writer, WriterSchema):
-                table = writer.block(values, tried)  # type: ignore[arg-type]
-                if table is not None:
-                    return [DecodedChunk(table, None, schema_id)], []
-
+        rejected = [
+            UndecodableRecord(i, "null", "cannot read the value: found null")
+            for i in np.flatnonzero(values.nulls).tolist()
+        ]
+        if self._format.kind == "confluent-avro":
+            ids, misheaded = _schema_ids(values, headers)
+            rejected += misheaded
+            datums = values.without(HEADER)
+        else:
+            ids, datums = np.where(values.nulls, NO_ID, 0), values
         decoded: list[DecodedChunk] = []
-        rejected: list[UndecodableRecord] = []
-        groups: dict[bytes, list[int]] = {}
-        for i, value in enumerate(values):
-            if value is None:
-                rejected.append(UndecodableRecord(i, "null", "cannot read the value: found null"))
-            elif headed and _misheaded(value):
-                rejected.append(UndecodableRecord(i, "header", _misheaded(value)))
-            else:
-                groups.setdefault(value[:size], []).append(i)
-        for header, members in groups.items():
-            schema_id = _id(header) if headed else None
+        for number, members in _groups(ids):
+            schema_id = number if self._format.kind == "confluent-avro" else None
             writer = self._writer(schema_id)
             if not isinstance(writer, WriterSchema):
-                rejected.extend(
-                    UndecodableRecord(i, "schema", writer.reason, schema_id) for i in members
+                places = range(len(values)) if members is None else members.tolist()
+                rejected += (
+                    UndecodableRecord(i, "schema", writer.reason, schema_id) for i in places
                 )
                 continue
-            every = len(members) == len(values)
-            group = values if every else [values[i] for i in members]
-            table, bad = writer.read(
-                group,  # type: ignore[arg-type]
-                header,
-                tried=every and header == tried,
-            )
-            rejected.extend(
-                UndecodableRecord(members[i], "datum", why, schema_id) for i, why in bad
-            )
+            table, bad = writer.read(datums if members is None else datums.take(members))
+            if bad:
+                members = np.arange(len(values)) if members is None else members
+                places = members[[i for i, _ in bad]].tolist()
+                rejected += (
+                    UndecodableRecord(i, "datum", why, schema_id)
+                    for i, (_, why) in zip(places, bad, strict=True)
+                )
+                members = np.delete(members, [i for i, _ in bad])
             if table.num_rows:
-                index = None if every and not bad else kept_positions(members, bad)
-                decoded.append(DecodedChunk(table, index, schema_id))
+                decoded.append(DecodedChunk(table, members, schema_id))
         return decoded, rejected
 
     def _writer(self, schema_id: int | None) -> WriterSchema | RegistryRefusal:
@@ -233,28 +167,58 @@ class Decoder:
         return self._registry.writer(schema_id)
 
 
-@functools.lru_cache(maxsize=256)
-def _framed(writer: WriterSchema, layout: RecordLayout) -> bytes:
-    header = {"type": "fixed", "size": HEADER}
-    inner = [("size", "long"), ("head", header), *writer.glued]
-    return preamble([*layout.before, *inner, *layout.after])
-
-
 #: Header in which Confluent's serializers put the schema id if configured not to prefix the value.
 SCHEMA_ID = "__value_schema_id"
-_NO_HEADER = b"\x01"
 _APART = (
     f"cannot read the value: its schema id is in the record's header {SCHEMA_ID}, which "
     "is not read; expected it before the value, where serializers put it by default"
 )
 
 
-def _schema_apart(headers: pa.Array | None) -> set[int]:
+def _schema_ids(
+    values: ByteSlices, headers: pa.Array | None
+) -> tuple[Longs, list[UndecodableRecord]]:
+    """The schema id of each value, or `NO_ID`; and the values that are not null and have none."""
+    ids = np.empty(len(values), np.int64)
+    starts, sizes = map(np.ascontiguousarray, (values.starts, values.sizes))
+    places = starts.ctypes.data, sizes.ctypes.data, len(values), ids.ctypes.data
+    schema_ids(values.address, *places)
+    # A value without a schema id before it may still begin with bytes that look like one.
+    apart = _schema_apart(headers)
+    ids[apart] = NO_ID
+    lacking = np.flatnonzero((ids == NO_ID) & ~values.nulls)
+    reasons = dict.fromkeys(apart.tolist(), _APART)
+    return ids, [
+        UndecodableRecord(i, "header", reasons.get(i) or _misheaded(values[i] or b""))
+        for i in lacking.tolist()
+    ]
+
+
+def _groups(ids: Longs) -> Iterator[tuple[int, Longs | None]]:
+    """Each schema id, in the order of its first value, with the positions of its values; None: all
+    values have it."""
+    if len(ids) and ids[0] != NO_ID and (ids == ids[0]).all():
+        yield int(ids[0]), None
+        return
+    encoded = pa.array(ids).dictionary_encode()
+    numbers = encoded.indices.to_numpy()
+    # 16-bit numbers are radix-sorted.
+    narrow = numbers.astype(np.uint16) if len(encoded.dictionary) <= 1 << 16 else numbers
+    order = np.argsort(narrow, kind="stable")
+    ends = np.cumsum(np.bincount(numbers))
+    for number, members in zip(
+        encoded.dictionary.to_pylist(), np.split(order, ends[:-1]), strict=True
+    ):
+        if number != NO_ID:
+            yield number, members
+
+
+def _schema_apart(headers: pa.Array | None) -> Longs:
     """Indexes of the records that have their schema id in a header."""
     if headers is None or not len(items := headers.flatten()):
-        return set()
+        return np.empty(0, np.int64)
     named = pc.equal(items.field("key"), SCHEMA_ID).fill_null(False)
-    return set(pc.list_parent_indices(headers).filter(named).to_pylist())
+    return np.asarray(pc.list_parent_indices(headers).filter(named), np.int64)
 
 
 def _misheaded(value: bytes) -> str:

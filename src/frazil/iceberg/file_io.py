@@ -20,10 +20,11 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.fs
 
-from frazil.arrow.avro import preamble, zigzag
 from frazil.arrow.avro_types import Datum, UnreadableDatum
 from frazil.config.settings import SECRET
 from frazil.errors import ConfigError, Fatal, IdentityMismatch, Unavailable
+
+_SYNC = b"frazil----frazil"
 
 
 class NeedsSpark(ConfigError):
@@ -167,10 +168,10 @@ def frame(
             f"{type(error).__name__}: {error}"
         ) from None
     names = [name for name, _ in fields if wanted is None or name in wanted]
-    glue = preamble(fields)
+    container = _preamble(fields)
     blocks = [block for container in containers for block in container.blocks]
     size = sum(map(len, blocks))
-    whole = b"".join((glue, zigzag(rows), zigzag(size), *blocks, glue[-16:]))
+    whole = b"".join((container, zigzag(rows), zigzag(size), *blocks, _SYNC))
     try:
         records = pl.read_avro(io.BytesIO(whole), columns=names)
     except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
@@ -185,6 +186,41 @@ def frame(
             for name, kind in wanted.items()
         )
     )
+
+
+def _preamble(fields: Sequence[tuple[str, Any]]) -> bytes:
+    """The beginning of an Avro container with records of `fields`."""
+    named = [{"name": name, "type": kind} for name, kind in fields]
+    schema = json.dumps(_numbered({"type": "record", "fields": named})).encode()
+    pair = zigzag(len(b"avro.schema")) + b"avro.schema" + zigzag(len(schema)) + schema
+    return b"Obj\x01" + zigzag(1) + pair + zigzag(0) + _SYNC
+
+
+def zigzag(number: int) -> bytes:
+    number <<= 1  # only counts and sizes: never negative
+    out = bytearray()
+    while number > 0x7F:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    return bytes([*out, number])
+
+
+def _numbered(schema: Any) -> Any:
+    """The schema with a unique name for each record and fixed, as Avro requires."""
+    count = 0
+
+    def walk(node: Any) -> Any:
+        nonlocal count
+        if isinstance(node, list):
+            return [walk(branch) for branch in node]
+        if not isinstance(node, dict):
+            return node
+        if node.get("type") in ("record", "fixed"):
+            count += 1
+            node = {"name": f"n{count}", **node}
+        return {key: walk(value) for key, value in node.items()}
+
+    return walk(schema)
 
 
 def _snappy(block: bytes) -> bytes:

@@ -1,35 +1,21 @@
-"""Kafka's record batches, read as Avro blocks. Runs on executors.
+"""Kafka's record batches and the records in them. Runs on executors.
 
-A record of Kafka's format v2 uses the encodings of Avro: zigzag varints, and bytes behind their
-length. So the records of a batch *are* an Avro block, of a schema that begins with Kafka's own
-fields and continues with the value's:
-
-    length · attributes · timestamp delta · offset delta · key · value … · number of headers
-
-polars reads that block in one pass, and no record ever becomes a Python object. Nothing else in the
-block marks the boundary of a record, so nothing of it is trusted (`checked`) before, row by row,
-the offset delta is the next one, the record's declared length is the sum of its parts, no header
-follows, and, batch by batch, the declared lengths fill the batch exactly. A final record with a
-secret in it ends the block, because no row behind the last one would show that it was misread. A
-datum that is one byte too long or too short fails these checks, and the block is opened record by
-record.
+In: the batches of a chunk, decompressed. Out: values, offsets, timestamps, keys and headers of the
+wanted records. No record becomes a Python object: compiled code
+(`frazil.native.record_batches`) stores where each part is, values stay slices of one buffer, and
+keys and headers become Arrow columns.
 """
 
 from __future__ import annotations
 
-import functools
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-import polars as pl
 import pyarrow as pa
 
-from frazil.arrow import avro
-from frazil.arrow.avro_types import Datum, UnreadableDatum
-from frazil.arrow.avro_unions import width
+from frazil.arrow.avro_types import UnreadableDatum
 from frazil.arrow.byte_slices import NULL, ByteSlices
 from frazil.native import record_batches
 from frazil.native.memory import SLACK
@@ -45,9 +31,6 @@ HEADERS = pa.list_(
 #: Most records of one batch that are rejected together because the batch cannot be read.
 MOST_BROKEN = 1_000_000
 
-_SECRET_NUMBER = int.from_bytes(os.urandom(7), "little")
-_SECRET = avro.zigzag(_SECRET_NUMBER)
-
 
 @dataclass(frozen=True, slots=True)
 class RecordBatchHeader:
@@ -62,34 +45,6 @@ class RecordBatchHeader:
     records: memoryview | bytes
     #: why it could not be unpacked
     broken: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class RecordLayout:
-    """Common to the records of a block: taken from the first, and checked on all."""
-
-    keyed: bool
-
-    @property
-    def before(self) -> list[tuple[str, Any]]:
-        key = "bytes" if self.keyed else "long"  # a null key is its length, -1, and nothing else
-        return [
-            ("length", "long"),
-            ("attributes", "boolean"),
-            ("time", "long"),
-            ("offset", "long"),
-            ("key", key),
-        ]
-
-    @property
-    def after(self) -> list[tuple[str, Any]]:
-        return [("headers", "long")]
-
-
-@functools.cache
-def _framing(layout: RecordLayout) -> bytes:
-    """Kafka's fields alone, the value as bytes."""
-    return avro.preamble([*layout.before, ("value", "bytes"), *layout.after])
 
 
 class RawRecords(NamedTuple):
@@ -123,49 +78,8 @@ class RecordBatches:
         self.leader = leader
         self.start = start
         self.end = end
-        self.count = sum(batch.count for batch in batches)
         #: opened records that lie in an unreadable batch, with the reason
         self.broken: dict[int, str] = {}
-
-    @functools.cached_property
-    def block(self) -> bytes:
-        return b"".join([*(batch.records for batch in self.batches), self._seal])
-
-    @property
-    def layout(self) -> RecordLayout:
-        return self._first[0]
-
-    @property
-    def first_value(self) -> bytes | None:
-        return self._first[1]
-
-    @property
-    def rows_in_block(self) -> int:
-        return self.count + 1
-
-    @property
-    def _seal(self) -> bytes:
-        layout, value = self._first
-        key = b"\0" if layout.keyed else b"\1"  # empty, or null
-        inner = (
-            b"\0" + _SECRET + b"\0" + key + avro.zigzag(len(value or b"")) + (value or b"") + b"\0"
-        )
-        return avro.zigzag(len(inner)) + inner
-
-    @functools.cached_property
-    def _first(self) -> tuple[RecordLayout, bytes | None]:
-        record = Datum(bytes(self.batches[0].records), 0)
-        try:
-            record.long()
-            record.take(1)
-            record.long()
-            record.long()
-            key = record.long()
-            record.take(max(0, key))
-            size = record.long()
-            return RecordLayout(keyed=key >= 0), None if size < 0 else record.take(size)
-        except UnreadableDatum:  # `open` raises it
-            return RecordLayout(keyed=False), None
 
     def open(self, envelope: bool = False) -> RawRecords:
         """The wanted records; with `envelope` their keys and headers too.
@@ -239,68 +153,6 @@ class RecordBatches:
             for column, absent in zip((opened.keys, opened.headers), none, strict=True)
         )
         return whole._replace(keys=keys, headers=headers)
-
-    def checked(self, frame: pl.DataFrame, value_sizes: Longs) -> tuple[Longs, Longs] | None:
-        """Offsets and timestamps of all rows, if every row is where Kafka put it."""
-        if frame["time"][-1] != _SECRET_NUMBER:
-            return None
-        frame, value_sizes = frame[:-1], value_sizes[:-1]
-        delta = frame["offset"].to_numpy()
-        time = frame["time"].to_numpy()
-        length = frame["length"].to_numpy()
-        if frame["headers"].to_numpy().any():
-            return None
-        key_bytes: Longs | int
-        if self.layout.keyed:
-            keys = frame["key"].bin.size().to_numpy().astype(np.int64)
-            key_bytes = width(keys) + keys
-        else:
-            key_bytes = 1
-            if (frame["key"].to_numpy() != -1).any():
-                return None
-        parts = 2 + width(time) + width(delta) + key_bytes + width(value_sizes) + value_sizes
-        if not np.array_equal(length, parts):
-            return None
-        counts = np.array([batch.count for batch in self.batches])
-        starts = np.cumsum(counts) - counts
-        filled = np.add.reduceat(length + width(length), starts)
-        if not np.array_equal(filled, [len(batch.records) for batch in self.batches]):
-            return None
-        # Within a batch deltas grow one by one; compaction may leave holes, never go back.
-        expected = np.arange(self.count) - np.repeat(starts, counts)
-        if not np.array_equal(delta, expected):
-            last = np.repeat([batch.last_delta for batch in self.batches], counts)
-            inner = np.ones(self.count, bool)
-            inner[starts] = False
-            if (np.diff(delta, prepend=-1)[inner] <= 0).any() or (delta < 0).any():
-                return None
-            if (delta > last).any():
-                return None
-        offsets = np.repeat([batch.base_offset for batch in self.batches], counts) + delta
-        first = np.repeat([batch.first_ms for batch in self.batches], counts)
-        stamps = first + time
-        if ((first ^ stamps) & (time ^ stamps) < 0).any():  # beyond 64 bits
-            return None
-        if any(batch.append_ms is not None for batch in self.batches):
-            appended = [-1 if b.append_ms is None else b.append_ms for b in self.batches]
-            fixed = np.repeat(appended, counts)
-            stamps = np.where(fixed >= 0, fixed, stamps)
-        return offsets, stamps
-
-    @staticmethod
-    def ends(frame: pl.DataFrame) -> Longs:
-        """The ends of the values in a `checked` block: before the number of headers."""
-        length = frame["length"].to_numpy()
-        return np.asarray(np.cumsum(length + width(length)) - 1, np.int64)
-
-    def rows(self, offsets: Longs) -> slice:
-        """The wanted rows: a batch may begin before the range or end behind it."""
-        first, behind = np.searchsorted(offsets, [self.start, self.end])
-        return slice(int(first), int(behind))
-
-    def keys(self, frame: pl.DataFrame, rows: slice) -> pa.Array | None:
-        """The keys of the wanted rows of a `checked` block; None: no record has a key."""
-        return frame["key"][rows].to_arrow() if self.layout.keyed else None
 
 
 def _unread(batch: RecordBatchHeader, fact: str) -> tuple[int, int]:

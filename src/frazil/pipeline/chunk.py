@@ -14,8 +14,7 @@ driver collects the needs of all tasks, creates or changes the tables, and runs 
 
 from __future__ import annotations
 
-from frazil.formats.decode_result import FramedRecords
-from frazil.kafka.record_batch import RawRecords, RecordBatches
+from frazil.kafka.record_batch import RawRecords
 from frazil.offsets import Partition
 from frazil.pipeline.chunk_result import ChunkResult, ChunkWork, Rejection
 from frazil.pipeline.column_records import ColumnRecords
@@ -33,23 +32,13 @@ class ChunkPipeline:
         kind = JsonRecords if plan.format.kind == "json" else ColumnRecords
         self._records: JsonRecords | ColumnRecords = kind(plan)
 
-    def framed(self, records: RecordBatches | None) -> FramedRecords | None:
-        """Kafka's record batches decoded directly into columns; None: not possible."""
-        if records is None or isinstance(self._records, JsonRecords):
-            return None
-        return self._records.framed(records)
-
     def way(self, partition: Partition) -> Route | NoRoute | None:
         """The route of all records of a partition; None: it depends on the record."""
         rules = self.plan.rules
         return rules.of_topic(partition.kafka_topic) if rules else self._only
 
     def process(
-        self,
-        partition: Partition,
-        opened: RawRecords,
-        framed: FramedRecords | None,
-        below: frozenset[str],
+        self, partition: Partition, opened: RawRecords, below: frozenset[str]
     ) -> ChunkResult:
         """Process one chunk. `below`: tables that already contain its records."""
         work = ChunkWork(partition, opened, below)
@@ -57,10 +46,8 @@ class ChunkPipeline:
         if isinstance(way, NoRoute):
             for i in range(len(opened.offsets)):
                 work.result.reject(Rejection(i, way.kind, way.reason))
-        elif isinstance(self._records, JsonRecords):
-            self._records.process(work, way)
         else:
-            self._records.process(work, way, framed)
+            self._records.process(work, way)
         useless = work.tombstones_without_table - work.tombstones
         work.result.skipped += len(useless - work.result.rejections.keys())
         work.result.left = [

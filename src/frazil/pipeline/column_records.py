@@ -1,7 +1,7 @@
 """Records in Avro, and in other formats that decode without the table's schema. Runs on executors.
 
-In: the values of a chunk, or its columns if Kafka's record batches were decoded directly. Out, in
-the `ChunkResult`: rows, deletes and rejections. Records of one writer schema are fitted together.
+In: the values of a chunk. Out, in the `ChunkResult`: rows, deletes and rejections. Records of one
+writer schema are fitted together.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import pyarrow.compute as pc
 
 from frazil.errors import SchemaMismatch
 from frazil.formats import debezium
-from frazil.formats.decode_result import FramedRecords, UndecodableRecord
+from frazil.formats.decode_result import UndecodableRecord
 from frazil.formats.decoder import Decoder
-from frazil.kafka.record_batch import Longs, RecordBatches
+from frazil.kafka.record_batch import Longs
 from frazil.pipeline.chunk_result import ChunkWork, Rejection, among
 from frazil.pipeline.evolution import Aliases, renamed, together
 from frazil.pipeline.fitting import OP, TableFitter
@@ -34,16 +34,9 @@ class ColumnRecords(TableFitter):
         self._decoder = Decoder(plan.format)
         self._verdicts: dict[tuple[str, str], str | bool] = {}
 
-    def framed(self, records: RecordBatches) -> FramedRecords | None:
-        """Kafka's record batches decoded directly into columns; None: not possible."""
-        return self._decoder.framed(records)
-
-    def process(self, work: ChunkWork, way: Route | None, framed: FramedRecords | None) -> None:
-        """Process one chunk. `framed`: its columns, if they are decoded already."""
-        if framed is not None:
-            groups, rejected = [framed.decoded], list[UndecodableRecord]()
-        else:
-            groups, rejected = self._decoder.decode(work.opened.values, work.opened.headers)
+    def process(self, work: ChunkWork, way: Route | None) -> None:
+        """Process one chunk."""
+        groups, rejected = self._decoder.decode(work.opened.values, work.opened.headers)
         for record in self._deleting(work, way, rejected):
             self._undecoded(work, record, way)
         for group in groups:

@@ -24,7 +24,6 @@ import pyarrow as pa
 
 from frazil.errors import Fatal, FrazilError, Unavailable, Unwritable
 from frazil.files.writer import DataFileDescriptor, TableWriter, WriterSpec, discard, probe
-from frazil.formats.decode_result import FramedRecords
 from frazil.kafka.record_batch import RawRecords
 from frazil.offsets import Partition
 from frazil.pipeline.chunk import ChunkPipeline
@@ -67,13 +66,9 @@ class IsolatingPipeline:
         self._pipeline = pipeline
 
     def process(
-        self,
-        partition: Partition,
-        opened: RawRecords,
-        framed: FramedRecords | None,
-        below: frozenset[str],
+        self, partition: Partition, opened: RawRecords, below: frozenset[str]
     ) -> ChunkResult:
-        answer = self._ask((partition, opened, framed, below))
+        answer = self._ask((partition, opened, below))
         if isinstance(answer, ChunkResult):
             return answer
         whole = ChunkResult()
@@ -85,7 +80,7 @@ class IsolatingPipeline:
         while spans:
             start, end = spans.pop()
             if not alone:  # otherwise `answer` is already the one for this record
-                answer = self._ask((partition, *part_of(opened, framed, start, end), below))
+                answer = self._ask((partition, part_of(opened, start, end), below))
             if isinstance(answer, ChunkResult):
                 add_part(whole, answer, start)
             elif end - start > 1:
@@ -104,9 +99,7 @@ class IsolatingPipeline:
                     )
         return whole
 
-    def _ask(
-        self, work: tuple[Partition, RawRecords, FramedRecords | None, frozenset[str]]
-    ) -> ChunkResult | str:
+    def _ask(self, work: tuple[Partition, RawRecords, frozenset[str]]) -> ChunkResult | str:
         """The result for these records, or the error."""
         try:
             with noticing():
@@ -121,20 +114,15 @@ def _parts(start: int, end: int) -> list[tuple[int, int]]:
     return [(at, min(at + step, end)) for at in range(start, end, step)][::-1]
 
 
-def part_of(
-    opened: RawRecords, framed: FramedRecords | None, start: int, end: int
-) -> tuple[RawRecords, FramedRecords | None]:
+def part_of(opened: RawRecords, start: int, end: int) -> RawRecords:
     """The records of a chunk at these positions."""
     if end - start == len(opened.offsets):
-        return opened, framed
+        return opened
     # Taken, not sliced: the pickle of a slice contains the whole array.
     at = pa.array(range(start, end))
     keys, headers = (column if column is None else column.take(at) for column in opened[3:])
     offsets, stamps = opened.offsets[start:end], opened.stamps[start:end]
-    if framed is not None:
-        decoded = replace(framed.decoded, rows=framed.decoded.rows.take(at))
-        framed = FramedRecords(decoded, offsets, stamps, keys)
-    return RawRecords(opened.values[start:end], offsets, stamps, keys, headers), framed
+    return RawRecords(opened.values[start:end], offsets, stamps, keys, headers)
 
 
 def add_part(whole: ChunkResult, part: ChunkResult, start: int) -> None:

@@ -280,7 +280,7 @@ def _outcomes_of(
     opened: RawRecords,
 ) -> _ReplayOutcomes:
     below = AllBut(tables) if tables else frozenset[str]()
-    processed = process(partition, opened, None, below)
+    processed = process(partition, opened, below)
     if plan.isolating and not processed.needs:
         sieve = WriteSieve(plan.tables, plan.file_prefix, keep=False)
         processed = sieve.sift(processed, opened, below)
@@ -297,7 +297,7 @@ def _outcomes_of(
     for i in left:
         # A rule skips it, or routes it to other tables than the ones that rejected it.
         alone = len(left) > processed.skipped
-        if not alone or process(partition, *part_of(opened, None, i, i + 1), below).skipped:
+        if not alone or process(partition, part_of(opened, i, i + 1), below).skipped:
             outcomes.skipped += 1
             outcomes.tables[i] = []
         else:

@@ -35,8 +35,8 @@ from types import TracebackType
 from typing import Any
 
 from frazil.errors import FrazilError, Unavailable
-from frazil.formats.decode_result import FramedRecords
 from frazil.kafka.record_batch import RawRecords
+from frazil.native.warm_up import warm_up_all
 from frazil.offsets import Partition
 from frazil.pipeline.chunk import ChunkPipeline
 from frazil.pipeline.chunk_result import ChunkResult, Rejection
@@ -50,7 +50,7 @@ ANSWER_SECONDS = 60.0
 MEMORY = 2 * 1024**3
 #: The kind of a dead letter with only the offset of its record: the record batch is unreadable.
 UNREAD = "batch"
-ProcessChunk = Callable[[Partition, RawRecords, FramedRecords | None, frozenset[str]], ChunkResult]
+ProcessChunk = Callable[[Partition, RawRecords, frozenset[str]], ChunkResult]
 
 
 class Sandbox(IsolatingPipeline):
@@ -69,9 +69,7 @@ class Sandbox(IsolatingPipeline):
         self._plan: bytes = pickler.dumps(pipeline.plan)
         self._child: _Child | None = None
 
-    def _ask(
-        self, work: tuple[Partition, RawRecords, FramedRecords | None, frozenset[str]]
-    ) -> ChunkResult | str:
+    def _ask(self, work: tuple[Partition, RawRecords, frozenset[str]]) -> ChunkResult | str:
         """The result from the child, or the cause of its death."""
         if self._child is None:
             self._child = _Child(self._plan)
@@ -97,8 +95,8 @@ def around(
     borders = [-1, *sorted(bad), len(opened.offsets)]
     for before, behind in itertools.pairwise(borders):
         if behind - before > 1:
-            part, _ = part_of(opened, None, before + 1, behind)
-            add_part(whole, process(partition, part, None, frozenset()), before + 1)
+            part = part_of(opened, before + 1, behind)
+            add_part(whole, process(partition, part, frozenset()), before + 1)
     tables = way.tables if isinstance(way, Route) else None
     if tables == ():
         whole.skipped += len(bad)  # a rule skips the whole topic
@@ -169,6 +167,7 @@ def main() -> None:
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: do not outlive the parent
     pipeline = ChunkPipeline(pickle.loads(line.recv_bytes()))
+    warm_up_all()  # not within the limits of the first answer
     _limit()
     line.send_bytes(pickle.dumps(True))
     with contextlib.suppress(EOFError):  # the parent closed the pipe

@@ -10,7 +10,7 @@ import base64
 import gc
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -28,7 +28,7 @@ from frazil.errors import (
     encode_for_spark,
 )
 from frazil.files.writer import DataFileDescriptor, OpenFiles, TableWriter
-from frazil.formats.decode_result import FramedRecords, UndecodableRecord
+from frazil.formats.decode_result import UndecodableRecord
 from frazil.kafka.fetch import FetchedChunk, fetch
 from frazil.kafka.record_batch import Longs, RawRecords
 from frazil.ledger.staged_batch import range_counts_of, range_counts_values
@@ -253,27 +253,14 @@ class _RangeInput:
             return next(chunks, None)
 
     def processed(self, chunk: FetchedChunk) -> tuple[RawRecords, ChunkResult]:
-        """The records of a chunk, without values where they were decoded from the record batch, and
-        the outcome."""
+        """The records of a chunk, and the outcome."""
         with self._clock("decode"):
-            framed = self._framed(chunk)
-            if framed is not None:
-                opened = RawRecords([], framed.offsets, framed.stamps, framed.keys)
-            else:
-                with _reading(self._partition, chunk.span.start):
-                    opened = chunk.open(self._envelope)
+            with _reading(self._partition, chunk.span.start):
+                opened = chunk.open(self._envelope)
             if chunk.broken:
                 way = self._pipeline.way(self._partition)
                 return opened, around(self._process, self._partition, opened, chunk.broken, way)
-            return opened, self._process(self._partition, opened, framed, frozenset())
-
-    def _framed(self, chunk: FetchedChunk) -> FramedRecords | None:
-        """The chunk decoded directly into columns. None: it is decoded value by value, which also
-        isolates a record that fails here."""
-        if self._fearless:
-            with suppress(StepFailed), noticing():
-                return self._pipeline.framed(chunk.records)
-        return None
+            return opened, self._process(self._partition, opened, frozenset())
 
 
 class TaskOutput:

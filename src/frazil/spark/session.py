@@ -89,7 +89,6 @@ def jar_paths(configs: Iterable[Config], say: Callable[[str], None]) -> list[Pat
 def started(settings: dict[str, str], paths: Iterable[Path], log_level: str) -> SparkSession:
     jars.java()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # workers need the same packages
-    os.environ["RUST_BACKTRACE"] = "0"  # a block that polars refuses is expected
     if settings["spark.master"].startswith("local"):
         give_the_host_an_address()
     extra = settings.pop("spark.jars", "")

@@ -132,17 +132,12 @@ def read(
     for chunk in fetch(
         plan.kafka, wanted, patience=plan.patience, client=plan.client, envelope=envelope
     ):
-        framed = decoder.framed(chunk.records) if chunk.records else None
-        if framed is not None:
-            groups, offsets, stamps = [framed.decoded], framed.offsets, framed.stamps
-            keys, headers = framed.keys, None
-        else:
-            values, offsets, stamps, keys, headers = chunk.open(envelope)
-            rejected = [UndecodableRecord(i, UNREAD, fact) for i, fact in chunk.broken.items()]
-            if not rejected:
-                groups, rejected = decoder.decode(values, headers)
-            if rejected:
-                raise undecodable(chunk.span.partition, offsets, rejected)
+        values, offsets, stamps, keys, headers = chunk.open(envelope)
+        rejected = [UndecodableRecord(i, UNREAD, fact) for i, fact in chunk.broken.items()]
+        if not rejected:
+            groups, rejected = decoder.decode(values, headers)
+        if rejected:
+            raise undecodable(chunk.span.partition, offsets, rejected)
         if plan.metadata.timestamp and len(late := too_late(stamps)):
             bad = [
                 UndecodableRecord(i, "timestamp", why_too_late(int(stamps[i])))

@@ -1,0 +1,77 @@
+"""Avro types → the program by which `frazil.native.avro` reads datums. Runs on executors.
+
+In: the type of a record. Out, of each chunk: the rows of the datums that are read by compiled code,
+in order, and the numbers of the doubtful ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from frazil.arrow.avro_types import AvroType
+from frazil.arrow.column_program import ColumnNode, ColumnProgram, address, stored_as
+from frazil.native import avro as native
+from frazil.native.columns import Longs
+from frazil.native.memory import SLACK
+
+
+class AvroProgram(ColumnProgram):
+    """Reads the datums of one writer schema."""
+
+    def __init__(self, top: AvroType) -> None:
+        types = list(_flat(top))
+        rest = iter(types)
+
+        def node_of(words: Longs, column: pa.Field) -> ColumnNode:
+            return _node(words, column, next(rest))
+
+        stack = native.FRAME_WORDS * (len(types) + 1)
+        super().__init__(top.field(""), node_of, native.decode, stack)
+        for node, avro_type in zip(self._nodes, types, strict=True):
+            if node.kind == native.ENUM:
+                table = self._symbols(avro_type.symbols)
+            elif node.kind == native.UNION:
+                table = _members(node)
+            else:
+                continue
+            node.words[native.TABLE // 8] = address(table)
+            self._kept.append(table)
+
+    def _symbols(self, symbols: Sequence[str]) -> Longs:
+        """Address and size of each symbol."""
+        texts = [symbol.encode() for symbol in symbols]
+        joined = np.frombuffer(b"".join([*texts, bytes(SLACK)]), np.uint8)
+        self._kept.append(joined)
+        sizes = np.fromiter(map(len, texts), np.int64, len(texts))
+        starts = address(joined) + np.cumsum(sizes) - sizes
+        return np.ascontiguousarray(np.stack([starts, sizes], axis=1))
+
+
+def is_readable(top: AvroType) -> bool:
+    """Does compiled code know all its types?"""
+    return all(avro_type.kind is not None for avro_type in _flat(top))
+
+
+def _flat(avro_type: AvroType) -> Iterator[AvroType]:
+    yield avro_type
+    for below in avro_type.inside:
+        yield from _flat(below)
+
+
+def _node(words: Longs, column: pa.Field, avro_type: AvroType) -> ColumnNode:
+    assert avro_type.kind is not None
+    for word, number in avro_type.words.items():
+        words[word // 8] = number
+    # A fixed of many bytes takes no space where it is null.
+    stored = pa.large_binary() if avro_type.kind == native.BYTES else stored_as(column.type)
+    return ColumnNode(words, column, avro_type.kind, stored, column.nullable)
+
+
+def _members(union: ColumnNode) -> Longs:
+    """The address of the node of each branch, 0 for null."""
+    members = [int(member.words.ctypes.data) for member in union.children]
+    null = int(union.words[native.NULL_BRANCH // 8])
+    return np.array(members if null < 0 else [*members[:null], 0, *members[null:]], np.int64)
