@@ -13,13 +13,21 @@ from typing import Any, overload
 import numpy as np
 import pyarrow as pa
 
-from frazil.native.columns import Longs, gather
+from frazil.native.columns import Bytes, Longs, gather, new_bytes
 from frazil.native.memory import SLACK
-
-Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 #: The size of a null value.
 NULL = -1
+
+
+def joined(parts: Sequence[bytes | memoryview]) -> Bytes:
+    """The bytes of large parts in one buffer, and `SLACK` bytes behind them."""
+    data = new_bytes(sum(map(len, parts)) + SLACK)
+    at = 0
+    for part in parts:
+        data[at : at + len(part)] = np.frombuffer(part, np.uint8)
+        at += len(part)
+    return data
 
 
 class ByteSlices(Sequence["bytes | None"]):
@@ -40,8 +48,8 @@ class ByteSlices(Sequence["bytes | None"]):
             return values
         sizes = np.fromiter((NULL if v is None else len(v) for v in values), np.int64, len(values))
         room = np.maximum(sizes, 0)
-        joined = b"".join([*(value or b"" for value in values), bytes(SLACK)])
-        return cls(np.frombuffer(joined, np.uint8), np.cumsum(room) - room, sizes)
+        data = b"".join([*(value or b"" for value in values), bytes(SLACK)])
+        return cls(np.frombuffer(data, np.uint8), np.cumsum(room) - room, sizes)
 
     def __len__(self) -> int:
         return len(self.sizes)

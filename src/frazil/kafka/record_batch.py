@@ -16,9 +16,8 @@ import numpy as np
 import pyarrow as pa
 
 from frazil.arrow.avro_types import UnreadableDatum
-from frazil.arrow.byte_slices import NULL, ByteSlices
+from frazil.arrow.byte_slices import NULL, ByteSlices, joined
 from frazil.native import record_batches
-from frazil.native.memory import SLACK
 from frazil.native.record_batches import KEY, KEY_SIZE, OFFSET, STAMP, VALUE, VALUE_SIZE
 
 Longs = np.ndarray[Any, np.dtype[np.int64]]
@@ -87,9 +86,8 @@ class RecordBatches:
         The records of an unreadable batch come without a value, and `broken` lists them.
         `UnreadableDatum` where it is not known which offsets of the batch have a record.
         """
-        parts = [batch.records for batch in self.batches]
-        data = np.frombuffer(b"".join([*parts, bytes(SLACK)]), np.uint8)
-        sizes = np.fromiter(map(len, parts), np.int64, len(parts))
+        data = joined([batch.records for batch in self.batches])
+        sizes = np.fromiter((len(batch.records) for batch in self.batches), np.int64)
         starts = np.cumsum(sizes) - sizes
         rows = [
             (

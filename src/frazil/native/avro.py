@@ -14,7 +14,7 @@ datum is never rejected here, and whatever is read here is read as the strict re
 from __future__ import annotations
 
 from frazil.native.columns import COLUMN, ROOM, VALIDITY, VALUES, copy, is_utf8, store_bit, varint
-from frazil.native.compiler import cached, compiled
+from frazil.native.compiler import cached, compiled, inlined
 from frazil.native.memory import load1, load8, store4, store8
 from frazil.native.programs import (
     DOUBT,
@@ -63,7 +63,7 @@ NO_ID = -1
 _SIGN = -0x8000_0000_0000_0000
 
 
-@compiled
+@inlined
 def _bytes(at: int, end: int, node: int, kind: int, slot: int, state: int) -> int:
     """Reads and stores a text, bytes or an enum's symbol."""
     if kind == ENUM:
@@ -113,7 +113,7 @@ def _decimal(at: int, end: int, node: int, slot: int) -> int:
     return at + size
 
 
-@compiled
+@inlined
 def _value(at: int, end: int, node: int, kind: int, slot: int, state: int) -> int:
     """Reads and stores a value with none inside; returns the address behind it, or `DOUBT` or
     `FULL`."""
@@ -156,7 +156,7 @@ def _block(at: int, end: int) -> tuple[int, int]:
     return count, at
 
 
-@compiled
+@inlined
 def _open(frame: int, node: int, slot: int, left: int, limit: int) -> None:
     store8(frame + _NODE, node)
     store8(frame + _SLOT, slot)

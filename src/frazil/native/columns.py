@@ -19,14 +19,16 @@ Also here: what several readers need, numbers of variable width and the check of
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from frazil.native.compiler import cached, compiled
+from frazil.native.compiler import cached, compiled, inlined
 from frazil.native.memory import SLACK, load1, load8, move16, store1, store8
 
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 Longs = np.ndarray[Any, np.dtype[np.int64]]
 
 #: int64 words of a column, and the size of a column in bytes.
@@ -45,7 +47,7 @@ _HIGH_BITS = -0x7F7F7F7F7F7F7F80  # of 8 bytes
 _POSITIVE = 0x7FFF_FFFF_FFFF_FFFF
 
 
-@compiled
+@inlined
 def varint(at: int, end: int) -> tuple[int, int]:
     """A zigzag number, and the address behind it; `ENDS` or `ENDLESS` if it is none."""
     value = shift = 0
@@ -61,7 +63,7 @@ def varint(at: int, end: int) -> tuple[int, int]:
     return 0, ENDS
 
 
-@compiled
+@inlined
 def copy(target: int, source: int, size: int) -> None:
     """Copies bytes, 16 at a time: both sides have `SLACK` bytes behind the last one."""
     moved = 0
@@ -70,7 +72,7 @@ def copy(target: int, source: int, size: int) -> None:
         moved += 16
 
 
-@compiled
+@inlined
 def store_bit(bits: int, index: int, bit: int) -> None:
     """Stores a bit; those of its byte stay."""
     at, place = bits + (index >> 3), index & 7
@@ -118,6 +120,16 @@ def gather(data: int, starts: int, sizes: int, count: int, offsets: int, target:
             copy(target + end, data + load8(starts + i), size)
             end += size
         store8(offsets + i + 8, end)
+
+
+def new_bytes(size: int) -> Bytes:
+    """An array from Arrow's pool. The C library returns large blocks to the system at once, and
+    new pages of the system cost more than what is done with them."""
+    return np.frombuffer(pa.allocate_buffer(size), np.uint8)
+
+
+def new_longs(*shape: int) -> Longs:
+    return new_bytes(8 * math.prod(shape)).view(np.int64).reshape(shape)
 
 
 def width_of(kind: pa.DataType) -> int:

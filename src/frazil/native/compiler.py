@@ -1,8 +1,9 @@
 """Functions of this chapter → machine code, compiled once and cached on disk. Runs on executors.
 
 `compiled` is numba's `njit` with this chapter's settings: no Python objects, no exceptions, no
-bounds checks (addresses are checked by the code itself, see `frazil.native.memory`). `cached` is
-for the functions that Python calls: `warm_up` compiles all of these that were imported.
+bounds checks (addresses are checked by the code itself, see `frazil.native.memory`). `inlined` is
+for small functions: a call costs as much as to read a number. `cached` is for the functions that
+Python calls: `warm_up` compiles all of these that were imported.
 
 Compilation takes seconds, so the result is cached. The folder's name contains a hash of all sources
 of the chapter, because numba itself looks at the source of one function only and would not notice
@@ -45,6 +46,11 @@ _entries: list[tuple[Any, str]] = []
 def compiled(function: Function) -> Function:
     """The function as machine code, for calls from other compiled functions."""
     return numba.njit(error_model="numpy", boundscheck=False)(function)  # type: ignore[no-any-return]
+
+
+def inlined(function: Function) -> Function:
+    """The same as a part of each caller: for what is small and called for every value."""
+    return numba.njit(error_model="numpy", boundscheck=False, forceinline=True)(function)  # type: ignore[no-any-return]
 
 
 def cached(signature: str) -> Callable[[Function], Function]:

@@ -29,7 +29,7 @@ from frazil.native.columns import (
     copy,
     store_bit,
 )
-from frazil.native.compiler import compiled
+from frazil.native.compiler import compiled, inlined
 from frazil.native.memory import load8, store8
 
 #: Words of a node behind those of a column: the kind and flags that a reader knows, the node behind
@@ -66,7 +66,7 @@ def store_null(node: int, slot: int) -> None:
         at = load8(at + END) if width == OFFSETS else at + COLUMN
 
 
-@compiled
+@inlined
 def has_room(node: int, needed: int, state: int) -> bool:
     """Has a column of texts or bytes room for so many bytes? If not, the state says so."""
     if needed <= load8(node + DATA_ROOM):
@@ -84,7 +84,7 @@ def no_room_for_elements(node: int, state: int) -> int:
     return FULL
 
 
-@compiled
+@inlined
 def store_bytes(source: int, size: int, node: int, slot: int, state: int) -> bool:
     """Stores a text or bytes; False: the column has no room."""
     offsets = load8(node + VALUES) + 8 * slot

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from frazil.native.columns import ENDLESS, ENDS, Longs, copy, is_utf8, store_bit, varint
+from frazil.native.columns import ENDLESS, ENDS, Longs, copy, is_utf8, new_longs, store_bit, varint
 from frazil.native.compiler import cached, compiled
 from frazil.native.memory import SLACK, load8, store4, store8
 
@@ -234,7 +234,7 @@ def walked(data: int, batches: Sequence[tuple[int, ...]], start: int, end: int) 
         words[:, : _ROWS // 8] = batches
     counts, sizes = words[:, _COUNT // 8], words[:, _SIZE // 8]
     room = int(np.clip(counts, 0, sizes // SMALLEST).sum()) + 1
-    parts = np.empty((PARTS, room), np.int64)
+    parts = new_longs(PARTS, room)
     totals = np.zeros(8, np.int64)
     addresses = words.ctypes.data, len(words), start, end, parts.ctypes.data, 8 * room
     walk(data, *addresses, totals.ctypes.data)
