@@ -114,6 +114,8 @@ class ColumnNode:
             if isinstance(kind, pa.BaseExtensionType):
                 array = pa.ExtensionArray.from_storage(kind, array)
         self._buffers.release()
+        if pa.types.is_fixed_size_binary(kind) and array.type != kind:
+            return _with_places(array, kind)
         return array if array.type == kind else array.cast(kind)
 
 
@@ -122,6 +124,16 @@ def _with_narrow_offsets(array: pa.Array, kind: pa.DataType) -> pa.Array:
     narrow = np.frombuffer(offsets, np.int64, len(array) + 1).astype(np.int32)
     buffers = [validity, pa.py_buffer(narrow)]
     return pa.Array.from_buffers(kind, len(array), buffers, children=[array.values])
+
+
+def _with_places(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Values of one size, with a place for the absent ones too, which are null."""
+    offsets = np.frombuffer(array.buffers()[1], np.int64, len(array) + 1)
+    values = pa.Array.from_buffers(
+        kind, int(offsets[-1]) // kind.byte_width, [None, array.buffers()[2]]
+    )
+    places = pa.array(offsets[:-1] // kind.byte_width, mask=np.diff(offsets) == 0)
+    return values.take(places)
 
 
 class ColumnProgram:
