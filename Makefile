@@ -30,10 +30,10 @@ check: $(READY)  ## lint and types
 	@$(BIN)/ruff format --check -q . 1>&2
 	@$(BIN)/mypy 1>&2
 
-bench: $(READY)  ## measure one thing beside its peer, the last line is JSON: WHAT=append|quick|peers|growth|df|tables|upsert|order|compact|index|audit|service|operator|json_decode|select_columns
+bench: $(READY)  ## measure one thing beside its peer, the last line is JSON: WHAT=append|quick|peers|growth|df|tables|upsert|order|compact|index|audit|service|operator|decode|json_decode|select_columns
 	@$(BIN)/python bench/$(or $(FILE_$(WHAT)),$(WHAT)).py $(ARGS)
 
-proof: $(READY)  ## one long proof: WHAT=poison|roundtrip|planted|json_ways|upserts|simulate|faults|chaos|soak (N=…, ARGS='--help')
+proof: $(READY)  ## one long proof: WHAT=poison|roundtrip|planted|json_ways|avro_ways|upserts|simulate|faults|chaos|soak (N=…, ARGS='--help')
 	@$(BIN)/python bench/$(WHAT).py $(if $(N),$(COUNT_$(WHAT)) $(N)) $(if $(SEED),--seed $(SEED) $(TRACE_$(WHAT))) $(ARGS)
 
 WHAT ?= append
@@ -45,6 +45,7 @@ COUNT_poison := --hostile
 COUNT_roundtrip := --count
 COUNT_planted := --count
 COUNT_json_ways := --records
+COUNT_avro_ways := --records
 COUNT_simulate := --count
 COUNT_chaos := --kills
 TRACE_simulate := --trace
@@ -54,7 +55,7 @@ N ?= $(KILLS)
 bench-%:
 	@$(MAKE) --no-print-directory bench WHAT=$*
 
-PROOFS := poison roundtrip planted json_ways upserts simulate faults chaos soak
+PROOFS := poison roundtrip planted json_ways avro_ways upserts simulate faults chaos soak
 .PHONY: $(PROOFS)
 $(PROOFS):
 	@$(MAKE) --no-print-directory proof WHAT=$@

@@ -102,9 +102,9 @@ def measured(rows: int) -> dict[str, dict[str, float]]:
         pipeline, offsets = ChunkPipeline(plan), np.arange(CHUNK)
 
         def chunk(part: list[bytes], pipeline: Any = pipeline, offsets: Any = offsets) -> None:
-            result = pipeline.process(
-                HERE, RawRecords([*part], offsets, offsets), None, frozenset()
-            )
+            raw = RawRecords([*part], offsets, offsets)
+            beside = (None,) if hasattr(pipeline, "framed") else ()  # before decision 083
+            result = pipeline.process(HERE, raw, *beside, frozenset())
             assert sum(len(rows) for _, rows in result.rows) >= CHUNK * 0.99, result.rejections
 
         chunk(values[:CHUNK])
