@@ -14,6 +14,7 @@ import pytest
 from frazil.arrow import avro_types, cast
 from frazil.files import column_bounds, parquet, writer
 from frazil.formats import json_columns, json_inference, json_values, schema_registry
+from frazil.native import avro
 from frazil.pipeline import projection as route
 from tests import roundtrip
 from tests.roundtrip import Case
@@ -85,17 +86,24 @@ def json_types_by_the_first_vote(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def decimals_of_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(avro_types, "_within", lambda array, low, high: array)
+    made = avro_types._decimal
+
+    def wide(schema, read, size):
+        decimal = made(schema, read, size)
+        return decimal and replace(decimal, words={**decimal.words, avro.MOST_HIGH: 2**63 - 1})
+
+    monkeypatch.setattr(avro_types, "_decimal", wide)
+    monkeypatch.setattr(schema_registry, "_writers", {})  # schemas that were read before
 
 
 def decimals_that_trouble_their_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
     """A schema of more than 38 digits fits no table."""
     made = avro_types._decimal
 
-    def strict(schema, read, base):
+    def strict(schema, read, size):
         if isinstance(schema.get("precision"), int) and schema["precision"] > 38:
             raise avro_types.UnsupportedSchema("more than 38 digits")
-        return made(schema, read, base)
+        return made(schema, read, size)
 
     monkeypatch.setattr(avro_types, "_decimal", strict)
     monkeypatch.setattr(schema_registry, "_writers", {})  # schemas that were read before

@@ -21,11 +21,11 @@ NULL = -1
 
 
 def joined(parts: Sequence[bytes | memoryview]) -> Bytes:
-    """The bytes of large parts in one buffer, and `SLACK` bytes behind them."""
+    """The bytes of some parts in one buffer, and `SLACK` bytes behind them."""
     data = new_bytes(sum(map(len, parts)) + SLACK)
-    at = 0
+    view, at = data.data, 0
     for part in parts:
-        data[at : at + len(part)] = np.frombuffer(part, np.uint8)
+        view[at : at + len(part)] = part
         at += len(part)
     return data
 
