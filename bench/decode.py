@@ -165,7 +165,7 @@ def measured(rows: int) -> dict[str, dict[str, float]]:
 
 
 def measured_apart(source: str, rows: int) -> dict[str, dict[str, float]]:
-    environment = {**os.environ, "PYTHONPATH": source}
+    environment = {**os.environ, "PYTHONPATH": source, "RUST_BACKTRACE": "0"}
     command = [sys.executable, __file__, "--once", "--rows", str(rows)]
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     return json.loads(ended.stdout.splitlines()[-1])  # type: ignore[no-any-return]

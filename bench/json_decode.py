@@ -103,8 +103,7 @@ def measured(rows: int) -> dict[str, dict[str, float]]:
 
         def chunk(part: list[bytes], pipeline: Any = pipeline, offsets: Any = offsets) -> None:
             raw = RawRecords([*part], offsets, offsets)
-            beside = (None,) if hasattr(pipeline, "framed") else ()  # before decision 083
-            result = pipeline.process(HERE, raw, *beside, frozenset())
+            result = pipeline.process(HERE, raw, frozenset())
             assert sum(len(rows) for _, rows in result.rows) >= CHUNK * 0.99, result.rejections
 
         chunk(values[:CHUNK])
@@ -141,7 +140,8 @@ def _by_pyarrow(columns: pa.Schema) -> Callable[[list[bytes]], None]:
 
 def measured_apart(source: str, rows: int) -> dict[str, dict[str, float]]:
     environment = {**os.environ, "PYTHONPATH": source}
-    command = [sys.executable, __file__, "--once", "--rows", str(rows)]
+    script = Path(source).parent / "bench" / Path(__file__).name  # of that checkout
+    command = [sys.executable, str(script), "--once", "--rows", str(rows)]
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     return json.loads(ended.stdout.splitlines()[-1])  # type: ignore[no-any-return]
 
