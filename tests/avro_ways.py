@@ -197,6 +197,9 @@ def compare(schema: Any, datums: list[bytes], good: int) -> tuple[int, int]:
         value = next(left)
         assert answer is not None, ("fastavro refuses it", datum, value)
         assert judge.same(value, answer[0], schema), (datum, value, answer)
+    for i in range(good, len(datums), 10):  # alone: in the checked mode nothing is behind it
+        _, alone = writer.read([datums[i]])
+        assert [why for _, why in alone] == [why for why in [reasons.get(i)] if why]
     return len(rows), len(bad)
 
 

@@ -88,10 +88,6 @@ class WriterSchema:
         if not len(self.columns):  # only a struct array keeps the number of its rows
             return pa.array(rows, pa.struct([]))
         arrays = [
-            pa.array([row[name] for row in rows], kind) for name, kind in _types(self.columns)
+            pa.array([row[column.name] for row in rows], column.type) for column in self.columns
         ]
         return pa.StructArray.from_arrays(arrays, fields=list(self.columns))
-
-
-def _types(columns: pa.Schema) -> list[tuple[str, pa.DataType]]:
-    return [(column.name, column.type) for column in columns]
