@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -56,6 +57,16 @@ def not_committed(committer: Committer) -> FrazilError:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class RunParts:
+    """What a run shares with its sink."""
+
+    stream: StreamState
+    gate: BatchGate
+    gathering: BatchGathering
+    events: SinkCommitEvents
+
+
 class Run(StreamingQuery):
     """Spark's own handle, except that its end means: everything is committed.
 
@@ -69,10 +80,7 @@ class Run(StreamingQuery):
         committer: Committer,
         source: BatchSource[Any],
         *,
-        stream: StreamState,
-        gate: BatchGate,
-        gathering: BatchGathering,
-        events: SinkCommitEvents,
+        parts: RunParts,
         ends_by_itself: bool,
         ends: Cut | None,
     ) -> None:
@@ -80,10 +88,7 @@ class Run(StreamingQuery):
         self.committer = committer
         self._running = running
         self._source = source
-        self._stream = stream
-        self._gate = gate
-        self._gathering = gathering
-        self._events = events
+        self._parts = parts
         self._ends_by_itself = ends_by_itself
         self._ending = threading.Lock()
         self._stopped = False
@@ -98,7 +103,7 @@ class Run(StreamingQuery):
 
     @property
     def epoch(self) -> int:
-        return self._stream.epoch
+        return self._parts.stream.epoch
 
     @property
     def position(self) -> Cut:
@@ -108,33 +113,23 @@ class Run(StreamingQuery):
     @property
     def staged(self) -> Cut:
         """Everything below it is committed, or staged and durable."""
-        return self._stream.position.cut
+        return self._parts.stream.position.cut
 
     @property
     def complete_until(self) -> datetime | None:
         """Every event before it is committed, unless one is later than `[completeness]` allows;
         None where nothing is known yet."""
-        return self._events.index_writer.complete_until
-
-    @property
-    def on_complete_error(self) -> str:
-        """The error of `on_complete`, until a later call succeeds."""
-        return self._events.index_writer.callback_error
+        return self._parts.events.index_writer.complete_until
 
     @property
     def progress(self) -> Progress:
-        """Commits so far, and what holds them up."""
+        """Commits so far, what holds them up, and advice."""
         return self.committer.progress
-
-    @property
-    def advice(self) -> list[str]:
-        """Suggestions for the owner of tables that existed before the sink."""
-        return self._events.maintenance.advice()
 
     def beat(self, content: bytes) -> None:
         """Write the heartbeat of this run where the sink stages, so that others see that it runs.
         Of earlier runs only the heartbeat of the last one stays. Any thread may call it."""
-        staging = self._events.staging
+        staging = self._parts.events.staging
         staging.beat(content)
         if not self._beaten:
             staging.forget_heartbeats()
@@ -146,7 +141,7 @@ class Run(StreamingQuery):
 
     @property
     def active(self) -> bool:
-        return self._running.active and not self._gate.closed
+        return self._running.active and not self._parts.gate.closed
 
     def check(self) -> None:
         """Raise the error that stopped the stream, if one did."""
@@ -178,7 +173,7 @@ class Run(StreamingQuery):
         """
         nested = any(isinstance(offsets, Mapping) for offsets in cut.values())
         wanted = Cut.of(cut) if nested else cut  # type: ignore[arg-type]
-        with self._gathering.hurried():
+        with self._parts.gathering.hurried():
             return self._wait_until(wanted, timeout, unless)  # type: ignore[arg-type]
 
     def _wait_until(
@@ -191,7 +186,7 @@ class Run(StreamingQuery):
             self.check()
             if not self.active and not self.committer.pending:
                 return False  # available-now, and its end lies before the cut
-            staged = self._stream.position.cut
+            staged = self._parts.stream.position.cut
             if staged.reaches(cut):
                 done = self.committer.flush(0.25)
                 if timeout is None and not done and (stalled := self.committer.stalled()):
@@ -235,7 +230,7 @@ class Run(StreamingQuery):
 
     def processAllAvailable(self) -> None:
         """Until everything available now is committed."""
-        with self._gathering.hurried():
+        with self._parts.gathering.hurried():
             done = 0
             while done < 2:  # the first may rest on a plan from before the hurry
                 try:
@@ -258,9 +253,9 @@ class Run(StreamingQuery):
     def adapt(self, config: Config) -> None:
         """Take over what can change while it runs: commit intervals, sizes and priorities, and the
         bounds of staged batches. Everything else of `config` must be as it was."""
-        self._events.adapt(config)
+        self._parts.events.adapt(config)
         self.committer.adapt(BackpressureLimits.of(config.sink))
-        self._gathering.adapt(config.gather)
+        self._parts.gathering.adapt(config.gather)
 
     # ── its end ──────────────────────────────────────────────────────────────────────────────
 
@@ -271,7 +266,7 @@ class Run(StreamingQuery):
                 return
             self._stopped = True
             self.committer.hurry()
-            self._gate.close()
+            self._parts.gate.close()
             self._running.stop()  # not behind the gate: it waits for a batch that may wait for it
             try:
                 if self.committer.failure is None:
@@ -279,8 +274,8 @@ class Run(StreamingQuery):
             finally:
                 self.committer.close()
                 self._source.close()
-                self._gathering.close()
-                self._events.index_writer.close(min(timeout, _CALL_SECONDS))
+                self._parts.gathering.close()
+                self._parts.events.index_writer.close(min(timeout, _CALL_SECONDS))
 
     def __enter__(self) -> Run:
         return self
@@ -293,8 +288,12 @@ class Run(StreamingQuery):
         without data that closes the windows which the last records allow to close."""
         try:
             self.wait_until(ends)
-            batch = self._stream.number
-            while self._source.stateful and self._stream.number == batch and self._running.active:
+            batch = self._parts.stream.number
+            while (
+                self._source.stateful
+                and self._parts.stream.number == batch
+                and self._running.active
+            ):
                 status = self._running.query.status
                 if not status["isTriggerActive"] and not status["isDataAvailable"]:
                     break

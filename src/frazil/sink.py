@@ -48,7 +48,7 @@ from frazil.kafka.range_source import BatchGathering
 from frazil.ledger.staged_batch import StagedBatch
 from frazil.offsets import Cut, Partition
 from frazil.retry import Retry
-from frazil.run import Run, not_committed, refuse_a_second_run
+from frazil.run import Run, RunParts, not_committed, refuse_a_second_run
 from frazil.sources.base import (
     BatchRun,
     BatchSource,
@@ -216,7 +216,8 @@ class Sink:
         ends = self.source.ends() if available_now and self.source.paced else None
         try:
             if self._on_complete is not None:
-                self._events.index_writer.call(self._on_complete)
+                failed = partial(setattr, self._events.progress, "on_complete_error")
+                self._events.index_writer.call(self._on_complete, failed)
             self.committer.start(staged)
             self._query = Running(
                 started(writer.start),
@@ -237,10 +238,7 @@ class Sink:
             self._query,
             self.committer,
             self.source,
-            stream=self._stream,
-            gate=self._gate,
-            gathering=self.gathering,
-            events=self._events,
+            parts=RunParts(self._stream, self._gate, self.gathering, self._events),
             ends_by_itself=available_now,
             ends=ends,
         )

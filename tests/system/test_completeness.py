@@ -470,14 +470,14 @@ def test_a_callback_that_raises_breaks_no_commit_and_is_called_again(
             send(broker.bootstrap, name, p0=[text])
             assert sink.wait_until(sink.ends(), WITHIN)
         assert "on_complete raised RuntimeError: nobody is there" in eventually(
-            lambda: sink.on_complete_error, "the error is reported"
+            lambda: sink.progress.on_complete_error, "the error is reported"
         )
         mended.set()
         eventually(lambda: len(heard) == 3, "all hours are reported", sink=sink)
     finally:
         sink.stop()
     assert heard == [at("10:00"), at("11:00"), at("12:00")]
-    assert sink.on_complete_error == ""
+    assert sink.progress.on_complete_error == ""
 
 
 def test_the_command_waits_for_an_hour(

@@ -103,7 +103,7 @@ def test_a_table_that_the_sink_made_keeps_few_snapshots_and_few_metadata_files(
     config = make_config(sink={"max_records_per_trigger": 5}, table={"properties": few})
     sink = catch_up(config, spark)
     assert sink.committer.progress.maintenance_error == ""
-    assert sink.advice == []
+    assert sink.progress.advice == []
     folder = lake.folder / "warehouse/db" / name / "metadata"
     snapshots = spark.table(f"lake.db.{name}.snapshots").count()
     assert snapshots < 12, "some of the 12 commits are forgotten"
@@ -130,7 +130,7 @@ def test_a_table_that_was_there_keeps_everything_and_its_owner_gets_advice(
         "_offset BIGINT, _timestamp TIMESTAMP) USING iceberg"
     )
     sink = catch_up(make_config(sink={"max_records_per_trigger": 2}), spark)
-    assert [line.partition(" is kept")[0] for line in sink.advice] == [
+    assert [line.partition(" is kept")[0] for line in sink.progress.advice] == [
         f"every metadata file of db.{name}",
         f"every snapshot of db.{name}",
     ]

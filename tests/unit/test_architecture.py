@@ -119,12 +119,10 @@ LARGE = {
     "config.sections.SinkConfig": (0, 21),  # one attribute for each key of [sink]
     "config.sections.TableConfig": (1, 33),  # one attribute for each key of [[table]]
     "steps.Step": (0, 16),  # one attribute for each fact that a step tells
-    "run.Run": (26, 11),  # Spark's own handle of a query, and what Frazil adds to it
     "ledger.entry.LedgerEntry": (10, 20),  # one attribute for each key that a snapshot stores
     "ledger.staged_batch.StagedBatch": (4, 16),  # one attribute for each key of a batch record
     "pipeline.table_plan.TablePlan": (6, 17),  # the input of tasks for one table, pickled at once
     "files.writer._Layout": (13, 18),  # a table's settings parsed once, read for every file
-    "pipeline.routing.RoutingRules": (25, 16),  # the rules compiled once, read for every record
     "auditing.history.TableHistory": (7, 16),  # one attribute for each fact that checks ask for
 }
 

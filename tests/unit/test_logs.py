@@ -58,7 +58,6 @@ def lines(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
 def watched() -> tuple[World, LogObserver]:
     world = World()
     observer = LogObserver(config(), world.health)
-    world.run.advice = []
     world.started()
     observer.started(world.run)
     return world, observer

@@ -844,10 +844,8 @@ def test_names_of_a_reserved_template_are_not_for_records():
     rules = RoutingRules(routes, ["db.{value}"], reserved=["db.{value}_deleted", "db.index"])
     assert rules.template("db.a_deleted") == "db.{value}_deleted"
     assert rules.template("db.a") == "db.{value}"
-    assert (
-        "it would be one of db.{value}_deleted"
-        in rules._filled(0, "db.{value}", {"value": "a_deleted"})[1]
-    )
+    _, why = rules.names.filled("db.{value}", {"value": "a_deleted"}, re.compile(".*"))
+    assert "it would be one of db.{value}_deleted" in why
     assert "are not for records" in rules.admit("db.a_deleted")
     assert rules.admit("db.a") == ""
     with pytest.raises(ConfigError):

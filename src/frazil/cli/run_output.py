@@ -46,7 +46,7 @@ class RunOutput:
     def started(self, run: Run) -> None:
         self.run = run
         self._say(f"{self._lead}epoch {run.epoch}, {position_text(run.position)}")
-        for advice in run.advice:
+        for advice in run.progress.advice:
             self._say(advice, style="yellow")
 
     def step(self, step: Step) -> None:

@@ -57,7 +57,8 @@ Located = tuple[StagedBatch, Mapping[str, Snapshot]]
 
 @dataclass
 class Progress:
-    """The committer's state for status and metrics. Written by the committer only."""
+    """The state of a run for status and metrics. Written by the committer; `advice` at the start,
+    `on_complete_error` by the thread of that callback."""
 
     position: Cut = field(default_factory=Cut)
     committed_batches: int = 0
@@ -69,6 +70,10 @@ class Progress:
     unpublished: str = ""
     #: why index maintenance failed
     maintenance_error: str = ""
+    #: the error of `on_complete`, until a later call succeeds
+    on_complete_error: str = ""
+    #: suggestions for the owner of tables that existed before the sink
+    advice: list[str] = field(default_factory=list)
 
     @property
     def trouble(self) -> str:

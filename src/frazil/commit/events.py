@@ -59,6 +59,7 @@ class SinkCommitEvents:
             position=lambda: self.progress.position,
             on_step=on_step,
         )
+        self.progress.advice = self.maintenance.advice()
         startup.target.on_retry = self._retried
         #: tables whose columns another writer changed; the thread of the batches empties it
         self.changed: set[str] = set()

@@ -92,17 +92,14 @@ class IndexWriter:
     def complete_until(self) -> datetime | None:
         return None if self._complete_until is None else completeness.moment(self._complete_until)
 
-    def call(self, on_complete: Callable[[datetime], object]) -> None:
+    def call(
+        self, on_complete: Callable[[datetime], object], failed: Callable[[str], None]
+    ) -> None:
         """Call `on_complete` from now on: at once, since the previous run may have died before it
-        did, and whenever another hour is complete."""
-        self._callback = CompletenessCallback(on_complete)
+        did, and whenever another hour is complete. `failed` gets its error, and "" after it."""
+        self._callback = CompletenessCallback(on_complete, failed)
         if self._complete_until is not None:
             self._callback.tell(self._complete_until)
-
-    @property
-    def callback_error(self) -> str:
-        """The error of `on_complete`, until a later call succeeds."""
-        return self._callback.trouble if self._callback else ""
 
     def close(self, timeout: float) -> None:
         if self._callback is not None:

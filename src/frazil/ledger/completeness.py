@@ -286,11 +286,14 @@ def end_of(text: str) -> int:
 class CompletenessCallback:
     """Calls a user's function when hours become complete, on a separate thread: neither its
     duration nor its errors affect commits. If it raises, it is called again with growing pauses
-    until it succeeds; `trouble` and the log contain the error."""
+    until it succeeds; `failed` and the log get the error, and `failed` gets "" after it."""
 
-    def __init__(self, call: Callable[[datetime], object]) -> None:
+    def __init__(
+        self, call: Callable[[datetime], object], failed: Callable[[str], None] = lambda _: None
+    ) -> None:
         self.trouble = ""
         self._call = call
+        self._failed = failed
         self._waiting: queue.Queue[int | None] = queue.Queue()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="frazil-complete", daemon=True)
@@ -322,7 +325,9 @@ class CompletenessCallback:
                 f"cannot report completeness until {Timestamp(until)}: on_complete raised "
                 f"{type(error).__name__}: {error}"
             )
+            self._failed(self.trouble)
             _log.warning("%s; it is called again", self.trouble, exc_info=True)
             return False
         self.trouble = ""
+        self._failed("")
         return True

@@ -48,7 +48,7 @@ class LogObserver:
             event="started",
             epoch=run.epoch,
         )
-        for advice in run.advice:
+        for advice in run.progress.advice:
             self._tell(logging.WARNING, advice, event="advice")
 
     def step(self, step: Step) -> None:

@@ -11,8 +11,8 @@ invalid UTF-8, lists, maps and structs match nothing. Each distinct text of a ch
 and one sort cuts all shares, whatever the number of tables.
 
 **Names from data are attack input.** A text inserted into a template must match the rule's
-`allowed_names` as a whole and is never altered to fit. `RoutingRules.admit` lists the restrictions
-that no setting lifts.
+`allowed_names` as a whole and is never altered to fit. `TableNames.admit` lists the
+restrictions that no setting lifts.
 """
 
 from __future__ import annotations
@@ -36,13 +36,11 @@ from frazil.errors import ConfigError, Fatal
 from frazil.formats.decode_result import UndecodableRecord
 from frazil.kafka.record_batch import Longs
 from frazil.pipeline.field_text import column_at, distinct_texts, header_values, is_text
+from frazil.pipeline.table_names import TableNames, shown
 
 #: Returned by a Python function for a record to be skipped.
 SKIP = "(skip)"
 ENVELOPES = ("", "debezium")
-#: Longest part of a table name, whatever the configuration allows.
-LONGEST = 128
-_PART = re.compile(rf"[A-Za-z0-9_]{{1,{LONGEST}}}")
 #: Size of a step's route cache, which hostile data would fill without end.
 _REMEMBERED = 1 << 16
 
@@ -100,22 +98,14 @@ class RoutingRules:
     ) -> None:
         self._given: dict[str, Any] = {"reserved": reserved, "known": known, "room": room}
         self._tables = tuple(tables)
-        self._plain = frozenset(name for name in tables if "{" not in name)
-        self._templates = {name: _Template(name) for name in tables if name not in self._plain}
-        self._reserved = {name: _Template(name) for name in reserved if "{" in name}
-        #: Most literal characters first: a name belongs to the first template that matches it.
-        every = [*self._templates.values(), *self._reserved.values()]
-        self._by_weight = sorted(every, key=lambda template: -template.weight)
-        self._taken: dict[str, tuple[str, str]] = {}
-        self._room = room
+        self.names = TableNames(tables, reserved, room)
         self._steps: dict[str, list[_Step]] = {}
         #: Modules of functions that are not installed on workers and travel pickled.
         self.travelling: list[ModuleType] = []
-        self._check_tables()
         checked = [self._checked(i, route) for i, route in enumerate(routes)]
         self._routes = tuple(checked)
         self._patterns = [re.compile(r.pattern) if r.pattern else None for r in checked]
-        self._names = [re.compile(route.allowed_names) for route in checked]
+        self._allowed = [re.compile(route.allowed_names) for route in checked]
         self._check_order()
         #: Dotted paths of the fields that rules read.
         self.fields = tuple(dict.fromkeys(route.field for route in checked if route.field))
@@ -123,7 +113,7 @@ class RoutingRules:
         self.wants_rows = any(route.python for route in checked)
         self.wants_headers = self.wants_rows or any(route.header for route in checked)
         for name in known:
-            self._take(name, "table")
+            self.names.take(name)
 
     def __reduce__(self) -> tuple[Any, ...]:
         # The functions are pickled themselves: a worker may not have their file.
@@ -194,96 +184,11 @@ class RoutingRules:
 
     def template(self, table: str) -> str:
         """The name of the `[[table]]` that configures this table."""
-        if table in self._plain:
-            return table
-        if (template := self._template_of(table)) is None:
-            raise ConfigError(
-                f"cannot configure table {table}: no [[table]] has this name, and no template "
-                "matches it"
-            )
-        return template.name
-
-    # ── names ───────────────────────────────────────────────────────────────────────────────────
+        return self.names.template(table)
 
     def admit(self, name: str) -> str:
-        """The reason why a name from data is refused; empty: it is accepted, and known from now on.
-
-        Restrictions that no setting lifts: every part has 1 to 128 ASCII letters, digits and
-        underscores, and there are as many parts as in the template. The name is neither reserved
-        nor the name of a `[[table]]`. No part differs from a known name only in case: some catalogs
-        and stores ignore case. No table lies inside another, as `orders.metadata` would.
-        """
-        if why := self._refused(name):
-            return why
-        if self._room is not None and name.lower() not in self._taken:
-            self._room -= 1
-        self._take(name, "table")
-        return ""
-
-    def _refused(self, name: str) -> str:
-        if name in self._plain:
-            fact = "a [[table]] of its own has this name"
-        elif (template := self._template_of(name)) is None:
-            fact = "no [[table]] has or makes such a name"
-        elif template.name in self._reserved:
-            fact = f"tables of {template} are not for records"
-        elif self._room is not None and self._room <= 0 and name.lower() not in self._taken:
-            fact = "there is no room for another table"
-        else:
-            fact = self._clash(name, "table")
-        return fact and f"cannot name a table {_shown(name)}: {fact}"
-
-    def _clash(self, name: str, kind: str) -> str:
-        """The known table or namespace that equals the name, or a namespace of it, but for case or
-        kind; empty: none."""
-        for level, level_kind in _levels(name, kind):
-            other, other_kind = self._taken.get(level.lower(), (level, level_kind))
-            if (other, other_kind) != (level, level_kind):
-                return f"there is the {other_kind} {other}"
-        return ""
-
-    def _take(self, name: str, kind: str) -> None:
-        for level, level_kind in _levels(name, kind):
-            self._taken.setdefault(level.lower(), (level, level_kind))
-
-    def _template_of(self, name: str) -> _Template | None:
-        if not all(map(_PART.fullmatch, name.split("."))):
-            return None
-        return next(
-            (template for template in self._by_weight if template.words_of(name) is not None), None
-        )
-
-    def _unfit(self, rule: int, words: Mapping[str, str | None], used: Collection[str]) -> str:
-        """The reason why these words may not be part of a name; empty: they may."""
-        allowed = self._names[rule]
-        for word in used:
-            text = words.get(word)
-            if text is None:
-                return f"cannot name a table: {{{word}}} is nothing"
-            if len(text) > LONGEST:
-                return f"cannot name a table {_shown(text)}: it has {len(text)} characters"
-            if not allowed.fullmatch(text):
-                return f"cannot name a table {_shown(text)}: expected {allowed.pattern!r}"
-        return ""
-
-    def _filled(self, rule: int, to: str, words: Mapping[str, str | None]) -> tuple[str, str]:
-        """The table name that a template makes of these words, and the reason to refuse it."""
-        if (template := self._templates.get(to)) is None:
-            return to, ""
-        if why := self._unfit(rule, words, template.words):
-            return "", why
-        name = template.filled(words)
-        if (other := self._template_of(name)) not in (template, None):
-            return "", f"cannot name a table {_shown(name)}: it would be one of {other}"
-        return name, self._refused(name)
-
-    def _answered(self, rule: int, name: str | None) -> tuple[str, str]:
-        """A table name returned by a Python function, and the reason to refuse it."""
-        if name is None or name in self._plain:
-            return name or "", "" if name else "cannot name a table: a name is null"
-        template = self._template_of(name)
-        words = template.words_of(name) if template else None
-        return name, (words and self._unfit(rule, words, words)) or self._refused(name)
+        """See `TableNames.admit`."""
+        return self.names.admit(name)
 
     # ── deciding ────────────────────────────────────────────────────────────────────────────────
 
@@ -333,15 +238,17 @@ class RoutingRules:
         if route.skip or answer == (SKIP,):
             return Route((), None, rule, "")
         if step.reads == "python":
-            named = [self._answered(rule, table) for table in answer]
+            named = [self.names.answered(table, self._allowed[rule]) for table in answer]
         else:
             pattern = self._patterns[rule]
             match = pattern.fullmatch(topic) if pattern else None
             words = {**(match.groupdict() if match else {}), "topic": topic, "value": answer}
-            named = [self._filled(rule, to, words) for to in route.to]
+            named = [self.names.filled(to, words, self._allowed[rule]) for to in route.to]
         names = tuple(dict.fromkeys(name for name, _ in named))
         bad = [why for _, why in named if why] or [
-            why for name in names if name not in self._plain and (why := self.admit(name))
+            why
+            for name in names
+            if name not in self.names.plain and (why := self.names.admit(name))
         ]
         return NoRoute("name", bad[0]) if bad else Route(names, None, rule, route.envelope)
 
@@ -388,32 +295,6 @@ class RoutingRules:
 
     # ── validation before the start ─────────────────────────────────────────────────────────────
 
-    def _check_tables(self) -> None:
-        for name in self._given["reserved"]:
-            if name not in self._reserved:
-                self._take(name, "reserved table")
-        for name in self._tables:
-            bare = self._templates[name].filled({}) if name in self._templates else name
-            if not all(map(_PART.fullmatch, bare.split("."))) or "." not in bare:
-                raise ConfigError(
-                    f"cannot use table name {name!r}: expected namespace.table of "
-                    "letters, digits, underscores and {words}"
-                )
-            if name in self._plain:
-                if clash := self._clash(name, "table"):
-                    raise ConfigError(f"cannot use table {name}: {clash}")
-                self._take(name, "table")
-        if len(self._tables) > len(self._plain) + len(self._templates):
-            twice = next(name for name in self._tables if self._tables.count(name) > 1)
-            raise ConfigError(f"cannot use table {twice}: there are two [[table]] of this name")
-        alike: dict[tuple[str, ...], str] = {}
-        for template in (*self._templates.values(), *self._reserved.values()):
-            if (other := alike.setdefault(template.literals, template.name)) != template.name:
-                raise ConfigError(
-                    f"cannot distinguish tables of {template.name} from tables of "
-                    f"{other}: only the words in them differ"
-                )
-
     def _checked(self, number: int, route: RouteConfig) -> RouteConfig:
         """The rule with its function loaded. Raises `ConfigError` if it is invalid."""
         title = f"cannot use [[route]] {number + 1}"
@@ -452,11 +333,11 @@ class RoutingRules:
                 raise ConfigError(f"{title}: {why}")
         words = groups | {"topic"} | ({"value"} if route.field or route.header else set())
         for to in route.to:
-            if to not in self._plain and to not in self._templates:
+            if to not in self.names.plain and to not in self.names.templates:
                 raise ConfigError(
                     f"{title}: {to} is not a [[table]]; expected one of {', '.join(self._tables)}"
                 )
-            for word in self._templates[to].words if to in self._templates else ():
+            for word in self.names.templates[to].words if to in self.names.templates else ():
                 if word not in words:
                     raise ConfigError(
                         f"{title}: {{{word}}} in {to} is not known; known are "
@@ -468,7 +349,7 @@ class RoutingRules:
 
     def _check_order(self) -> None:
         """Raise `ConfigError` if a rule can never be reached."""
-        if not self._routes and (len(self._tables) != 1 or self._templates):
+        if not self._routes and (len(self._tables) != 1 or self.names.templates):
             names = ", ".join(self._tables)
             raise ConfigError(
                 "cannot route without [[route]]: expected one [[table]] without "
@@ -525,43 +406,6 @@ def load(python: str, doing: str, name: str) -> tuple[Any, ModuleType]:
         ) from None
 
 
-def _levels(name: str, kind: str) -> Iterator[tuple[str, str]]:
-    """The namespaces of a name and the name itself, each with its kind."""
-    at = name.find(".")
-    while at >= 0:
-        yield name[:at], "namespace"
-        at = name.find(".", at + 1)
-    yield name, kind
-
-
-class _Template:
-    """A table name with {words} to fill in."""
-
-    def __init__(self, name: str) -> None:
-        pieces = re.split(r"\{([A-Za-z_][A-Za-z0-9_]*)\}", name)
-        self.name, self.literals, self._order = name, tuple(pieces[::2]), pieces[1::2]
-        self.words = tuple(dict.fromkeys(self._order))
-        self.weight = sum(map(len, self.literals))
-        pattern = re.escape(pieces[0])
-        for i, (word, literal) in enumerate(zip(self._order, self.literals[1:], strict=True)):
-            again = word in self._order[:i]
-            pattern += f"(?P={word})" if again else f"(?P<{word}>{_PART.pattern})"
-            pattern += re.escape(literal)
-        self._pattern = re.compile(pattern)
-
-    def __str__(self) -> str:
-        return self.name
-
-    def filled(self, words: Mapping[str, str | None]) -> str:
-        pairs = zip(self._order, self.literals[1:], strict=True)
-        return self.literals[0] + "".join((words.get(w, w) or "") + text for w, text in pairs)
-
-    def words_of(self, name: str) -> dict[str, str] | None:
-        """The words that make this name; None: the template does not match it."""
-        match = self._pattern.fullmatch(name)
-        return match.groupdict() if match else None
-
-
 def _names(answer: Any, function: str) -> tuple[str | None, ...] | None:
     """The table names in one answer of a function; None and an empty list are no match."""
     if answer is None or isinstance(answer, str):
@@ -572,7 +416,7 @@ def _names(answer: Any, function: str) -> tuple[str | None, ...] | None:
         return tuple(answer) or None
     raise Fatal(
         f"cannot route by {function}: expected a table's name, a list of them or null, "
-        f"found {_shown(str(answer))} ({type(answer).__name__})"
+        f"found {shown(str(answer))} ({type(answer).__name__})"
     )
 
 
@@ -596,11 +440,6 @@ def _cut(chosen: Longs, ways: list[Route | NoRoute | None], unmatched: NoRoute) 
             )
     rejected.sort(key=lambda record: record.index)
     return RoutedChunk(shares, rejected)
-
-
-def _shown(text: str) -> str:
-    """A text from data made safe to print: short, ASCII, control characters escaped."""
-    return ascii(text if len(text) <= 64 else f"{text[:61]}...")
 
 
 def _beside(rows: pa.Table, origin: Mapping[str, pa.Array] | None) -> pa.Table:
