@@ -209,7 +209,7 @@ def test_a_table_whose_schema_does_not_fit_is_refused_with_every_difference(
     assert spark.table(f"lake.db.{name}").count() == 0
 
 
-@pytest.mark.parametrize("then", ["gone", "made again"])
+@pytest.mark.parametrize("then", ["does not exist", "dropped and recreated"])
 def test_a_table_that_was_dropped_between_two_runs_is_not_filled_from_the_middle(
     broker: Broker, spark: Any, name: str, make_config: Make, then: str
 ):
@@ -218,7 +218,7 @@ def test_a_table_that_was_dropped_between_two_runs_is_not_filled_from_the_middle
     config = make_config()
     catch_up(config, spark)
     spark.sql(f"DROP TABLE lake.db.{name}")
-    if then == "made again":
+    if then == "dropped and recreated":
         spark.sql(f"CREATE TABLE lake.db.{name} ({COLUMNS}) USING iceberg")
     produce(broker.bootstrap, name, numbered(5, 10))
     error = stopped(config, spark)
