@@ -47,6 +47,7 @@ def spark(lake: Lake) -> Iterator[Any]:
     more = jars.fetch(jars.AWS, transitive=False)  # for the tests with an object store
     more += spark_kafka_jars()  # and those with Spark's own Kafka source
     settings = {"spark.jars": ",".join(map(str, more)), "spark.sql.shuffle.partitions": "2"}
+    settings["spark.scheduler.mode"] = "FAIR"  # as in a process of several sinks
     config = lake.config("spark", "none", "none:1", spark=settings)
     running = session(config)
     # The catalog's file is there from now on, whichever test comes first.

@@ -30,6 +30,7 @@ from __future__ import annotations
 
 import json
 import re
+import traceback
 
 #: Exit code of an error that goes away by itself: EX_TEMPFAIL of sysexits.
 TRY_AGAIN = 75
@@ -98,6 +99,13 @@ class SqlError(ConfigError):
     def __str__(self) -> str:
         hint = f"hint: {self.hint}" if self.hint else ""
         return "\n".join(filter(None, (self.message, self.excerpt, hint)))
+
+
+def defect(error: Exception) -> ConfigError:
+    """An exception that nobody expected while a definition was read."""
+    made = ConfigError(f"cannot read the definition: {type(error).__name__}: {error}")
+    made.detail = "".join(traceback.format_exception(error))
+    return made
 
 
 class Retryable(FrazilError):

@@ -223,3 +223,10 @@ def test_sinks_of_configs_catch_up_in_a_session_of_the_users(
         sink: {f"frazil-{sink}"} for sink in pools
     }
     assert spark.sparkContext.getLocalProperty("spark.scheduler.pool") is None
+    scheduler = spark.sparkContext._jsc.sc()
+    shares = []
+    for sink in pools:  # the scheduler has a pool once a job ran in it
+        pool = scheduler.getPoolForName(f"frazil-{sink}")
+        assert pool.isDefined(), sink
+        shares.append((pool.get().weight(), pool.get().minShare()))
+    assert shares == [(1, 0), (1, 0)]

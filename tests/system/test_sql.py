@@ -100,7 +100,7 @@ def test_a_file_of_statements_becomes_rows_and_a_proof(
         assert "restarts after its batch: [sink] trigger changed" in report["effects"][0]
         process.says(f"sink {name}: epoch 2")
         execute(tmp_path, f"STOP SINK {name}")
-        process.says(f"sink {name}: stopping: sinks/{name}.sql says so")
+        process.says(f"sink {name}: stopping: sinks/{name}.sql stops it")
         produce(broker.bootstrap, name, numbered(10, 40), 2)
         execute(tmp_path, f"START SINK {name}")
         process.says("committed: 10 rows")

@@ -80,8 +80,14 @@ def complete(document: dict[str, Any]) -> dict[str, Any]:
     """A part of a config, as the docs show it, with what is missing."""
     merged = {**BASE, **document}
     for section in ("sink", "kafka", "catalog", "decode"):
-        if section == "sink" and "topic_pattern" in document.get("sink", {}):
-            merged["sink"] = {"id": "orders", **document["sink"]}
+        patterns = "topic_pattern" in document.get("sink", {}) or any(
+            "pattern" in route for route in document.get("route", [])
+        )
+        if section == "sink" and patterns:
+            given = document.get("sink", {})
+            merged["sink"] = {"id": "orders", "topic_pattern": ".*", **given}
+            if "topics" in given:
+                del merged["sink"]["topic_pattern"]
         else:
             merged[section] = {**BASE[section], **document.get(section, {})}
     tables = [{"name": "shop.orders", **table} for table in merged["table"]]

@@ -649,6 +649,10 @@ def test_a_rule_that_makes_no_sense_is_named(settings: Any, fact: str):
         ({}, {}),
         ({"topics": ("a", "b")}, {"topics": ("b",), "field": "x"}),
         ({"pattern": "a.*"}, {"topics": ("ab", "ac")}),
+        ({"header": "a"}, {"header": "a"}),
+        ({"header": "a"}, {"header": "a", "values": ("x",)}),
+        ({"field": "a", "values": ("x", "y")}, {"field": "a", "values": ("y",)}),
+        ({"pattern": "a.*"}, {"pattern": "a.*"}),
     ],
 )
 def test_a_rule_that_no_record_reaches_is_refused(before: Any, behind: Any):
@@ -660,9 +664,10 @@ def test_a_rule_that_no_record_reaches_is_refused(before: Any, behind: Any):
     ("before", "behind"),
     [
         ({"field": "a"}, {}),
-        ({"header": "a"}, {"header": "a"}),
+        ({"header": "a", "values": ("x",)}, {"header": "a"}),
+        ({"field": "a", "values": ("x",)}, {"field": "a", "values": ("x", "y")}),
         ({"topics": ("a",)}, {"topics": ("a", "b")}),
-        ({"pattern": "a.*"}, {"pattern": "a.*"}),
+        ({"pattern": "a.*"}, {"pattern": "a.+"}),
     ],
 )
 def test_a_rule_that_some_record_may_reach_is_taken(before: Any, behind: Any):

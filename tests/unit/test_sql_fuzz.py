@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from frazil.errors import ConfigError, SqlError
 from frazil.sql.completion import complete
 from frazil.sql.definition_changes import apply
-from frazil.sql.definition_files import MemoryStore, decoded
-from frazil.sql.lexer import is_open
-from frazil.sql.parser import keywords
+from frazil.sql.definition_files import decoded
+from frazil.sql.definitions import MemoryStore
+from frazil.sql.parser import is_open, keywords
 from frazil.sql.source_text import masked
 from frazil.sql.statements import Alter, Create, Drop
 from frazil.sql.tree_reader import read_statements
@@ -110,7 +110,7 @@ def test_the_statements_to_start_from_are_good():
     for statement in read_statements(GOOD):
         if isinstance(statement, Create):
             apply(store, statement)
-    assert len(store.read().texts) == 8
+    assert len(store.definitions.objects) == 8
 
 
 @pytest.mark.parametrize("seed", range(2))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from frazil.cli import commands
 from frazil.errors import Conflict, Unavailable
 from frazil.service.definitions import source_of
 from frazil.sql.definition_changes import apply
-from frazil.sql.definition_files import DefinitionFiles, MemoryStore, StoredTexts
+from frazil.sql.definition_files import DefinitionFiles, StoredTexts
 from frazil.sql.definitions import loaded, open_definitions
 from frazil.sql.tree_reader import read_statements
 
@@ -23,7 +24,7 @@ BASE = """
 CREATE SECRET pass AS 'env:PASSWORD';
 CREATE CONNECTION k TO KAFKA (BROKER '127.0.0.1:1', SASL PASSWORD = SECRET pass);
 CREATE CONNECTION cat TO ICEBERG CATALOG (TYPE 'jdbc', URI 'jdbc:sqlite:c.db', WAREHOUSE 'w');
-CREATE VIEW v AS SELECT a FROM KAFKA CONNECTION k (TOPIC 'orders') FORMAT JSON;
+CREATE VIEW v AS SELECT a FROM KAFKA CONNECTION k(TOPIC 'orders')FORMAT JSON(COLUMNS['a'=>'long']);
 """
 SINK = "CREATE SINK s FROM v TO ICEBERG CATALOG cat NAMESPACE 'shop' TABLE 'orders'"
 
@@ -77,7 +78,7 @@ def test_statements_of_a_file_are_kept_in_a_directory(frazil: Frazil, tmp_path: 
         ("ALTER SINK s TABLE 'orders' SET (FORMAT VERSION 3)", "restarts after its batch: [[table"),
         ("ALTER CONNECTION k SET (CLIENT ID 'x')", "restarts after its batch: [kafka] client.id"),
         (
-            "ALTER CONNECTION cat SET (WAREHOUSE 'x')",
+            "ALTER CONNECTION cat SET (WAREHOUSE 'x') FORCE",
             "continues as before if it runs: [catalog] war",
         ),
         ("ALTER SINK s RESET (PRIORITY)", "continues without a restart: [[table]] shop.orders pri"),
@@ -93,6 +94,37 @@ def test_a_change_says_what_it_means_for_a_running_sink(
     assert code == 0
     assert f"sink s {effect}" in out
     assert "the process that runs these definitions takes it over in seconds" in out
+
+
+@pytest.mark.parametrize(
+    ("statement", "key"),
+    [
+        ("ALTER CONNECTION cat SET (WAREHOUSE 'x')", "[catalog] warehouse"),
+        ("ALTER SINK s SET (INDEX TABLE 'shop.i')", "[sink] index_table"),
+        (SINK.replace("CREATE", "CREATE OR REPLACE").replace("shop", "store"), "index_table"),
+    ],
+)
+def test_a_change_that_leaves_the_ledger_behind_needs_a_word(
+    statement: str, key: str, frazil: Frazil, tmp_path: Path
+):
+    frazil("-c", f"{BASE}{SINK}; STOP SINK s", "--definitions", "defs")
+    before = DefinitionFiles(tmp_path / "defs").read()
+    code, _, err = frazil("-c", statement, "--definitions", "defs")
+    assert (code, DefinitionFiles(tmp_path / "defs").read()) == (2, before)
+    assert f"{key} changed, and the ledger" in err
+    assert "FORCE" in err
+    forced = statement.replace("REPLACE", "REPLACE FORCE")
+    forced += "" if forced != statement else " FORCE"
+    code, out, _ = frazil("-c", f"START SINK s; {forced}", "--definitions", "defs")
+    assert code == 0
+    assert "continues as before if it runs" in out
+    assert DefinitionFiles(tmp_path / "defs").read() != before
+
+
+def test_the_log_of_a_process_is_not_a_sinks(frazil: Frazil):
+    frazil("-c", f"{BASE}{SINK}", "--definitions", "defs")
+    _, out, _ = frazil("-c", "ALTER SINK s SET (LOG LEVEL 'DEBUG')", "--definitions", "defs")
+    assert "sink s continues: [log] level changed, and in a process of several sinks" in out
 
 
 def test_start_and_stop_change_what_a_process_runs(frazil: Frazil):
@@ -131,8 +163,8 @@ def test_a_file_of_its_own_goes_with_its_object(frazil: Frazil, tmp_path: Path):
     assert names == {"pass.sql", "k.sql", "cat.sql"}
 
 
-def test_a_statement_is_applied_to_what_others_made_meanwhile():
-    class Busy(MemoryStore):
+def test_a_statement_is_applied_to_what_others_made_meanwhile(tmp_path: Path):
+    class Busy(DefinitionFiles):
         """Another process writes a secret before each of the first three writes."""
 
         left = 3
@@ -146,7 +178,7 @@ def test_a_statement_is_applied_to_what_others_made_meanwhile():
             assert self.read().version == before.version
             super().write(before, texts)
 
-    store = Busy()
+    store = Busy(tmp_path)
     for statement in read_statements("CREATE SECRET mine AS 'env:MINE'"):
         apply(store, statement)
     assert {name for _, name in loaded(store.read()).objects} == {"s0", "s1", "s2", "mine"}
@@ -201,13 +233,15 @@ def test_everything_can_be_shown(frazil: Frazil):
     secrets, connections, views, *creates, describe, explain = reports(out)[5:]
     assert secrets["rows"] == [{"name": "pass", "reference": "env:PASSWORD", "used by": "k"}]
     assert [row["address"] for row in connections["rows"]] == ["jdbc:sqlite:c.db", "127.0.0.1:1"]
-    assert views["rows"][0]["query"] == "Spark"
+    assert views["rows"][0]["query"] == "none: columns as they are"
     definitions = "".join(report["sql"] for report in creates)
     assert len(read_statements(definitions)) == 4
     assert describe["tables"][0]["name"] == "shop.orders"
     assert explain["path"].startswith("Kafka")
-    assert explain["settings"]["transform"]["sql"] == "SELECT a FROM stream"
-    assert explain["origins"]["sink"]["topics"].startswith("views/v.sql:2:")
+    assert explain["settings"]["table 0"]["select"] == ["a"]
+    assert explain["origins"]["sink"]["topics"].startswith("-c 1:5:")
+    assert explain["origins"]["kafka"]["bootstrap.servers"].startswith("-c 1:3:")
+    assert explain["origins"]["catalog"]["name"].startswith("-c 1:4:")
 
 
 def test_a_process_runs_what_a_directory_defines_and_a_file_names_its_sink(
@@ -235,8 +269,8 @@ def test_a_file_of_statements_is_checked(
         assert (end.value.code, place in out) == (code, True), out
 
 
-def test_a_store_of_statements_is_what_a_service_runs():
-    store = MemoryStore()
+def test_a_store_of_statements_is_what_a_service_runs(tmp_path: Path):
+    store = DefinitionFiles(tmp_path)
     for statement in read_statements(f"{BASE}{SINK}; STOP SINK s"):
         apply(store, statement)
     source = source_of([store])
@@ -247,8 +281,8 @@ def test_a_store_of_statements_is_what_a_service_runs():
     assert source.read().sinks["s"].running, "what two looks have seen"
 
 
-def test_a_store_that_is_away_takes_nothing_away():
-    class Away(MemoryStore):
+def test_a_store_that_is_away_takes_nothing_away(tmp_path: Path):
+    class Away(DefinitionFiles):
         away = False
 
         def read(self) -> StoredTexts:
@@ -256,7 +290,7 @@ def test_a_store_that_is_away_takes_nothing_away():
                 raise Unavailable("cannot open the catalog: it is away")
             return super().read()
 
-    store = Away()
+    store = Away(tmp_path)
     for statement in read_statements(f"{BASE}{SINK}"):
         apply(store, statement)
     source = source_of([store])
@@ -265,3 +299,75 @@ def test_a_store_that_is_away_takes_nothing_away():
     look = source.read()
     assert look.sinks == {}
     assert look.keeps(sink)
+
+
+def test_without_a_directory_every_statement_says_that_it_is_gone(frazil: Frazil):
+    code, out, _ = frazil("-c", f"{BASE}{SINK}")
+    assert (code, out.count("kept for this command only: --definitions DIR")) == (0, 5)
+    code, _, err = frazil("-c", f"{BASE}{SINK}; START SINK s")
+    assert code == 2
+    assert "hint: frazil sql … --definitions DIR keeps them" in err
+
+
+def test_a_directory_that_is_not_there_is_not_shown_as_empty(frazil: Frazil):
+    code, _, err = frazil("-c", "SHOW SINKS", "--definitions", "typo")
+    assert (code, "there is no directory typo" in err) == (2, True)
+    assert not Path("typo").exists()
+
+
+def test_a_stopped_sink_says_that_it_stays_so(frazil: Frazil):
+    frazil("-c", f"{BASE}{SINK}; STOP SINK s", "--definitions", "defs")
+    _, out, _ = frazil("-c", "ALTER SINK s SET (TRIGGER '5s')", "--definitions", "defs")
+    assert "sink s stays stopped: START SINK s runs it" in out
+
+
+def test_a_file_that_stops_its_sink_is_not_run(
+    capfd: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    file = tmp_path / "one.sql"
+    file.write_text(f"{BASE}{SINK}; STOP SINK s")
+    monkeypatch.setattr(sys, "argv", ["frazil", "run", str(file)])
+    with pytest.raises(SystemExit):
+        commands.main()
+    assert "STOP SINK says that sink s is not to run" in capfd.readouterr().err
+
+
+def test_a_file_that_stops_a_ghost_is_a_problem(tmp_path: Path):
+    store = DefinitionFiles(tmp_path, create=True)
+    for statement in read_statements(f"{BASE}{SINK}"):
+        apply(store, statement)
+    (tmp_path / "more.sql").write_text("STOP SINK ghost;")
+    made = loaded(store.read())
+    assert list(made.errors) == ["more.sql"]
+    assert ("sink", "s") in made.objects
+
+
+def test_a_hundred_sinks_take_two_seconds(tmp_path: Path):
+    store = DefinitionFiles(tmp_path, create=True)
+    sinks = (SINK.replace("SINK s", f"SINK s{number}") for number in range(100))
+    statements = read_statements(f"{BASE}{'; '.join(sinks)}")
+    began = time.process_time()
+    for statement in statements:
+        apply(store, statement)
+    assert time.process_time() - began < 2
+    assert len(loaded(store.read()).objects) == 104
+
+
+def test_a_connection_is_validated_with_line_and_brackets(frazil: Frazil, tmp_path: Path):
+    Path("w").mkdir()
+    text = """CREATE CONNECTION h TO ICEBERG CATALOG (TYPE 'hadoop', WAREHOUSE '{}');
+    VALIDATE CONNECTION h"""
+    code, out, _ = frazil("-c", text.format("gone[hive]"))
+    assert (code, "?" in out) == (0, True)
+    assert "there is no folder gone[hive]: the first table makes it (-c 1:1:" in out
+    code, out, _ = frazil("-c", text.format("w"))
+    assert "the hadoop catalog answers" in out
+
+
+def test_a_folder_that_is_not_there_is_named(capfd: Any, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sys, "argv", ["frazil", "run", "sinks_that_are_not_there"])
+    with pytest.raises(SystemExit):
+        commands.main()
+    err = capfd.readouterr().err
+    assert "there is no such file or folder" in err
+    assert "frazil sql FILE --definitions sinks_that_are_not_there" in err

@@ -6,7 +6,7 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -29,6 +29,8 @@ app = typer.Typer(
     help="Streams into Apache Iceberg tables, exactly once, with the proof.",
 )
 progress = Console(stderr=True)
+#: Lines for people; what stands in brackets is no markup.
+say = functools.partial(progress.print, markup=False, highlight=False)
 stop = StopSignal(before_exit=progress.show_cursor)
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
 Spark = Annotated[
@@ -69,13 +71,31 @@ def traced_config(path: str | Path) -> tuple[Config, Origins]:
     return config_of_file(path)
 
 
-def defines_several(path: Path) -> bool:
-    """Does a file of SQL statements define several sinks?"""
-    if path.suffix != ".sql":
-        return False
+def config_to_run(path: Path) -> Config:
+    """The config of a file, if it does not stop its sink."""
+    if not path.suffix and not path.exists():
+        raise ConfigError(
+            f"cannot run {path}: there is no such file or folder",
+            hint=f"frazil sql FILE --definitions {path} makes it a folder of definitions",
+        )
+    config = load_config(path)
+    if path.suffix == ".sql" and config.sink.id not in _sql_configs(path):
+        raise ConfigError(
+            f"cannot run {path}: STOP SINK says that sink {config.sink.id} is not to run",
+            hint="START SINK in the file, or without STOP SINK",
+        )
+    return config
+
+
+def _sql_configs(path: Path) -> Mapping[str, Config]:
     from frazil.sql.definitions import configs_of
 
-    return len(configs_of(path)) > 1
+    return configs_of(path)
+
+
+def defines_several(path: Path) -> bool:
+    """Does a file of SQL statements define several sinks?"""
+    return path.suffix == ".sql" and len(_sql_configs(path)) > 1
 
 
 def config_argument(text: str) -> Any:
@@ -164,13 +184,13 @@ def spark_session(config: Config) -> Any:
     from frazil.spark.session import session
 
     with progress.status("starting Spark"):
-        return session(config, log_level=config.log.spark_level, say=progress.print)
+        return session(config, log_level=config.log.spark_level, say=say)
 
 
 def table_opener(config: Config, spark: bool | None) -> Any:
     from frazil.spark.open_table import opener
 
-    return opener(config, spark, progress.print)
+    return opener(config, spark, say)
 
 
 def is_config(target: str) -> bool:
@@ -199,4 +219,4 @@ def definition_store(place: str, catalog: list[str]) -> DefinitionStore:
         return DefinitionFiles(place, create=True)
     from frazil.sql.definition_table import DefinitionTable
 
-    return DefinitionTable(place, catalog_config(place, catalog), progress.print)
+    return DefinitionTable(place, catalog_config(place, catalog), say)

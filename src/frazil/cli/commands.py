@@ -49,6 +49,7 @@ try:  # Ctrl-C this early is a normal stop: nothing was begun
         command,
         config_app,
         config_argument,
+        config_to_run,
         defines_several,
         definition_store,
         dlq_app,
@@ -163,7 +164,7 @@ def run(
             f"cannot {'watch' if watch else 'leave unwatched'} {paths[0]}: one file is one run",
             hint="give the folder that it is in",
         )
-    config = load_config(paths[0])
+    config = config_to_run(paths[0])
     log = configure_log(config.log, words)
     from frazil.cli.run import RunCommand, with_monitoring
     from frazil.monitoring.setup import monitoring_of

@@ -12,7 +12,8 @@ import typer
 from frazil.cli.app import Catalog, Json, app, definition_store
 from frazil.errors import ConfigError, counted
 from frazil.render import output, print_json, show
-from frazil.sql.definition_files import MemoryStore, decoded, read_file
+from frazil.sql.definition_files import decoded, read_file
+from frazil.sql.definitions import MemoryStore
 
 #: A file's name for standard input.
 _STANDARD_INPUT = "-"

@@ -25,7 +25,7 @@ from frazil.render import output, show
 from frazil.sql.completion import complete
 from frazil.sql.definitions import LoadedDefinitions
 from frazil.sql.document_builder import Objects
-from frazil.sql.lexer import is_open
+from frazil.sql.parser import is_open
 from frazil.sql.source_text import masked
 from frazil.sql.tree_reader import read_statements
 

@@ -9,24 +9,48 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
 from typing import Any, ClassVar
 
-from frazil.cli.app import progress, table_opener
+from frazil.cli.app import say, table_opener
 from frazil.config.explain import explain
 from frazil.config.model import Config
 from frazil.config.origins import Origins
 from frazil.errors import ConfigError
 from frazil.ops.findings import CheckReport
 from frazil.render import Line, text_table
-from frazil.service.changes import LEFT_BEHIND, LIVE, REFUSED, RESTART, changes
+from frazil.service.changes import (
+    LEFT_BEHIND,
+    LIVE,
+    OUTSIDE,
+    PROCESS,
+    REFUSED,
+    RESTART,
+    changes,
+)
 from frazil.sql.connections import TYPES
 from frazil.sql.definition_changes import AppliedStatement, apply
-from frazil.sql.definition_files import DefinitionStore, MemoryStore
-from frazil.sql.definition_set import config_of, dependents
-from frazil.sql.definitions import RUNNING, LoadedDefinitions, home_of, loaded, sink_definitions
-from frazil.sql.document_builder import connection_properties, named, query_of
-from frazil.sql.formatter import create_text
+from frazil.sql.definition_files import DefinitionFiles, DefinitionStore, is_folder
+from frazil.sql.definition_set import Changes, concerned, config_of, dependents
+from frazil.sql.definitions import (
+    RUNNING,
+    LoadedDefinitions,
+    MemoryStore,
+    definitions_of,
+    sink_definitions,
+)
+from frazil.sql.document_builder import (
+    Objects,
+    checked_query,
+    connection_properties,
+    goes_straight,
+    named,
+    refusal,
+)
+from frazil.sql.formatter import create_text, name_text
+from frazil.sql.source_text import masked
 from frazil.sql.statements import (
     Alter,
     Command,
@@ -68,20 +92,26 @@ class SqlSession:
     """Executes statements on the definitions of a store."""
 
     def __init__(
-        self, store: DefinitionStore, environ: Mapping[str, str] = os.environ, *, show_json: bool
+        self,
+        store: DefinitionStore | MemoryStore,
+        environ: Mapping[str, str] = os.environ,
+        *,
+        show_json: bool,
     ) -> None:
         self.store = store
         self._environ = environ
         self._quiet = show_json
 
     def definitions(self) -> LoadedDefinitions:
-        return loaded(self.store.read())
+        return definitions_of(self.store)
 
     def execute(self, statement: Statement) -> StatementReport:
         if isinstance(statement, Create | Alter | Drop):
             return self._change(statement)
         if statement.verb in ("start", "stop"):
             return self._start_or_stop(statement)
+        if isinstance(self.store, DefinitionFiles) and not is_folder(self.store.base):
+            DefinitionFiles(self.store.base)  # a name that is misspelled, and says so
         definitions = self.definitions()
         try:
             return self._reads[statement.verb](self, definitions, statement)
@@ -101,7 +131,7 @@ class SqlSession:
             kind, name = key_of(statement.definition)
         else:
             kind, name = statement.key
-        applied = apply(self.store, statement)
+        applied = apply(self.store, statement, partial(self._keep_ledgers, statement))
         verb = type(statement).__name__.upper()
         result = {"CREATE": "created", "ALTER": "altered", "DROP": "dropped"}[verb]
         if not applied.changed:
@@ -116,7 +146,32 @@ class SqlSession:
             [f"{kind} {name}: {result}", *(f"  {effect}" for effect in effects)],
         )
 
+    def _keep_ledgers(
+        self, statement: Create | Alter | Drop, before: Objects, made: Changes
+    ) -> None:
+        """Refuses what a running sink would refuse: the next start would take it unseen."""
+        if isinstance(statement, Drop) or statement.force or isinstance(self.store, MemoryStore):
+            return
+        after = {key: value for key, value in {**before, **made}.items() if value is not None}
+        for name in dict.fromkeys(concerned(before, made)):
+            old, new = (_config_or_none(o, name, self.store.base) for o in (before, after))
+            if old and new and (keys := changes(old, new).lost_ledger):
+                raise refusal(
+                    statement.location,
+                    f"sink {name} has tables by its former definition: {keys} changed, and "
+                    f"{LEFT_BEHIND}",
+                    hint="a new sink is defined by CREATE SINK with another name; ALTER … FORCE "
+                    "and CREATE OR REPLACE FORCE … change this one all the same, when it starts",
+                )
+
     def _start_or_stop(self, command: Command) -> StatementReport:
+        if command.verb == "start" and isinstance(self.store, MemoryStore):
+            raise refusal(
+                command.location,
+                "START SINK has no definitions that a process could run",
+                hint="frazil sql … --definitions DIR keeps them, and frazil run DIR runs them; "
+                "frazil run FILE.sql runs what the file defines",
+            )
         applied = apply(self.store, command)
         state = "running" if command.verb == "start" else "stopped"
         result = f"defined as {state}" if applied.changed else f"defined as {state} before"
@@ -138,10 +193,13 @@ class SqlSession:
 
     def _effects(self, applied: AppliedStatement) -> Iterator[str]:
         """What a change means for sinks that run."""
-        if isinstance(self.store, MemoryStore) or not applied.changed:
+        if not applied.changed:
+            return
+        if isinstance(self.store, MemoryStore):
+            yield "kept for this command only: --definitions DIR keeps it"
             return
         old, new = (
-            sink_definitions(definitions, self.store.base, self._environ)
+            sink_definitions(definitions, self.store.base, self._environ, applied.sinks)
             for definitions in (applied.before, applied.after)
         )
         concerned = False
@@ -150,6 +208,8 @@ class SqlSession:
             after = new[name].config if name in new else None
             running = new[name].state == RUNNING if name in new else True
             lines = list(_sink_effects(name, before, after)) if running else []
+            if not running and before != after:
+                yield f"sink {name} stays stopped: START SINK {name_text(name)} runs it"
             concerned = concerned or bool(lines)
             yield from lines
         if concerned:
@@ -200,14 +260,15 @@ class SqlSession:
             elif isinstance(definition, Secret) and kind == "secrets":
                 yield {**row, "reference": definition.reference, "used by": users}
             elif isinstance(definition, View) and kind == "views":
-                query = "Spark" if query_of(definition) else "none: all columns"
+                straight = goes_straight(definition, checked_query(definition))
+                query = "none: columns as they are" if straight else "Spark"
                 yield {**row, "from": _source_text(definition), "query": query, "used by": users}
 
     def _show_create(self, definitions: LoadedDefinitions, command: Command) -> StatementReport:
         definition = named(
             definitions.objects, _KINDS[command.kind], command.name, command.location
         )
-        text = create_text(definition)
+        text = masked(create_text(definition))
         return StatementReport(
             f"SHOW CREATE {command.kind.upper()}", command.name, {"sql": text}, [text]
         )
@@ -234,7 +295,7 @@ class SqlSession:
             "index_table": config.index_table,
             "commit_interval": config.sink.commit_interval,
             "state": state,
-            "defined_in": definitions.homes.get(("sink", command.name), home_of(("sink", ""))),
+            "defined_in": definitions.homes.get(("sink", command.name)) or str(definition.location),
             "run_by_a_process": self.store.watched(),
         }
         shown = {key: value for key, value in values.items() if key != "tables"}
@@ -255,6 +316,14 @@ class SqlSession:
         findings = connection_findings(
             given.type, properties, lambda config: table_opener(config, None)
         )
+        places = {key: str(option.location) for key, option in given.options.items()}
+        whole = str(given.location)
+        findings = [
+            replace(finding, location=places.get(finding.setting[-1], whole))
+            if finding.setting
+            else finding
+            for finding in findings
+        ]
         report = CheckReport(command.name, findings)
         shown = list(report.lines())[:-1]
         values = {"verdict": report.verdict, "findings": report.findings}
@@ -264,7 +333,7 @@ class SqlSession:
         from frazil.cli.audit import proof_of
 
         config, _ = self._config(definitions, command)
-        proof = proof_of(config, say=(lambda _: None) if self._quiet else progress.print)
+        proof = proof_of(config, say=(lambda _: None) if self._quiet else say)
         values = {"verdict": proof.verdict, "reports": proof.with_broker}
         return StatementReport(
             "AUDIT SINK", command.name, values, list(proof.lines()), proof.exit_code
@@ -284,6 +353,13 @@ class SqlSession:
     }
 
 
+def _config_or_none(objects: Objects, name: str, base: Path) -> Config | None:
+    try:
+        return config_of(objects, name, base)[0]
+    except ConfigError:
+        return None
+
+
 def _sink_effects(name: str, before: Config | None, after: Config | None) -> Iterator[str]:
     if before is None and after is not None:
         yield f"sink {name} starts"
@@ -300,6 +376,8 @@ def _sink_effects(name: str, before: Config | None, after: Config | None) -> Ite
             yield f"sink {name} restarts after its batch: {keys} changed"
         elif keys := different.of(LIVE):
             yield f"sink {name} continues without a restart: {keys} changed"
+        elif keys := different.of(OUTSIDE):
+            yield f"sink {name} continues: {keys} changed, and {PROCESS}"
 
 
 def _source_text(definition: SinkStatement | View | None) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 
 from frazil.config.messages import nearest, within
 from frazil.config.monitoring_checks import check_monitoring
+from frazil.config.route_checks import check_routes
 from frazil.config.sections import (
     AUTO,
     AVAILABLE_NOW,
@@ -77,11 +78,33 @@ def check(config: ConfigSections) -> None:
             )
     _check_transform(config.transform)
     check_tables(config)
+    if config.routes:
+        check_routes(config.routes, [table.name for table in config.tables])
+        _check_fit(config)
     _refuse_what_breaks_the_promise(config)
 
 
+def _check_fit(config: ConfigSections) -> None:
+    """A pattern is that of a topic of the sink, and an envelope is in a format that has one."""
+    for number, route in enumerate(config.routes):
+        title, at = f"cannot use [[route]] {number + 1}", ("route", str(number))
+        if route.envelope and config.decode.format == "raw":
+            raise ConfigError(
+                f"{title}: envelope is {route.envelope!r}, and format is raw; expected avro "
+                "or json",
+                path=(*at, "envelope"),
+            )
+        topics = config.sink.topics
+        if topics and route.pattern and not any(re.fullmatch(route.pattern, t) for t in topics):
+            raise ConfigError(
+                f"{title}: no record reaches it, since its pattern {route.pattern!r} is that of "
+                f"none of the topics {', '.join(topics)}",
+                path=(*at, "pattern"),
+            )
+
+
 #: Iceberg's catalog types → required properties.
-_CATALOGS = {
+CATALOG_NEEDS = {
     "hadoop": ("warehouse",),
     "hive": (),
     "rest": ("uri",),
@@ -114,15 +137,15 @@ def check_catalog(config: ConfigSections) -> None:
     if not kind and not properties.get("catalog-impl"):
         raise ConfigError(
             "cannot open the catalog: [catalog] has neither type nor catalog-impl",
-            hint=f"expected one of {', '.join(_CATALOGS)}",
+            hint=f"expected one of {', '.join(CATALOG_NEEDS)}",
             path=("catalog",),
         )
-    if kind and kind.lower() not in _CATALOGS:
+    if kind and kind.lower() not in CATALOG_NEEDS:
         raise ConfigError(
-            f"cannot read [catalog] type: {kind!r} is unknown{nearest(kind, _CATALOGS)}",
+            f"cannot read [catalog] type: {kind!r} is unknown{nearest(kind, CATALOG_NEEDS)}",
             path=of_type,
         )
-    for key in _CATALOGS.get(kind.lower(), ()):
+    for key in CATALOG_NEEDS.get(kind.lower(), ()):
         if not properties.get(key):
             raise ConfigError(
                 f"cannot open the catalog: [catalog] {key} is missing, and its type is {kind}",

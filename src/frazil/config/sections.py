@@ -38,6 +38,7 @@ MAX_COLUMNS = 1_000
 CODECS = ("zstd", "snappy", "gzip", "lz4", "brotli", "none")
 FORMATS = ("confluent-avro", "avro", "json", "raw")
 EVOLUTION = ("evolve", "reject", "fail")
+ENVELOPES = ("", "debezium")
 MODES = ("append", "upsert", "changelog")
 #: The default placeholder of Debezium's connectors.
 UNAVAILABLE_VALUE = "__debezium_unavailable_value"

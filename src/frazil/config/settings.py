@@ -19,7 +19,7 @@ from frazil.errors import ConfigError
 #: Keys of the pass-through sections whose values are secrets.
 SECRET = re.compile(
     r"password|passphrase|secret|credential(?!s?[.\-](provider|source))|(^|[.\-_])token($|\.)"
-    r"|user\.info|key\.pem|oauthbearer\.config|authorization|account\.key|connection-string",
+    r"|user\.info|jaas\.config|key\.pem|oauthbearer\.config|authorization|account\.key|connection-string",
     re.IGNORECASE,
 )
 #: A reference to a secret.

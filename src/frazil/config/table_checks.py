@@ -122,6 +122,12 @@ def _check_table(table: TableConfig) -> None:
             f"{table.max_columns}",
             path=("max_columns",),
         )
+    for key in ("key", "partition_by", "identifier_fields"):
+        texts = [text.lower() for text in getattr(table, key)]
+        if twice := [text for text in texts if texts.count(text) > 1]:
+            raise ConfigError(
+                f"cannot use table {table.name}: {key} names {twice[0]!r} twice", path=(key,)
+            )
     _check_mode(table)
     kept = "" if table.snapshot_retention == NEVER else table.snapshot_retention
     for name, text in (("commit_interval", table.commit_interval), ("snapshot_retention", kept)):

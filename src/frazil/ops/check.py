@@ -34,6 +34,7 @@ from frazil.pipeline.task import run
 from frazil.sources.batch_plans import BatchPlans
 from frazil.spark import jars
 from frazil.spark.open_table import Open
+from frazil.spark.query_syntax import QueryFault, read_query
 
 #: Seconds for each check, and for the plan, which reads the catalog and a sample of the records.
 _LIMIT, _PLAN_LIMIT = 10.0, 30.0
@@ -52,6 +53,19 @@ class CheckOptions:
     write: bool = True
     #: seconds for each check
     limit: float = _LIMIT
+
+
+def query_findings(config: Config) -> Findings:
+    """What is doubtful about the query: Spark decides, when the sink starts."""
+    if not config.transform.sql:
+        return []
+    try:
+        query = read_query(config.transform.sql)
+        doubt = query.doubt or (f"{query.endless[1]} never end" if query.endless else "")
+    except QueryFault as fault:
+        doubt = fault.fact
+    says = f"cannot read the query without Spark: {doubt}; Spark reads it when the sink starts"
+    return [CheckFinding("config", "warning", says, setting=("transform", "sql"))] if doubt else []
 
 
 class Check:
@@ -80,6 +94,7 @@ class Check:
         if not findings:
             says = f"{self._path.name} has {counted(len(config.tables), 'table')} and no error"
             findings.append(CheckFinding("config", "ok", says))
+        findings += query_findings(config)
         unresolved = _secrets(config)
         findings += [finding for _, finding in unresolved]
         # What stands in a section with an error is not tried out.

@@ -8,6 +8,7 @@ Nothing is changed. Runs on the driver.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from pyarrow.fs import FileSelector, S3FileSystem
@@ -80,6 +81,10 @@ def _catalog(config: Config, opened: Open) -> Findings:
         return CatalogCheck(config, opened).run()
     opened(_ABSENT)
     kind = config.catalog.properties.get("type", "") or "catalog-impl"
+    warehouse = config.catalog.properties.get("warehouse", "").removeprefix("file:")
+    if kind == "hadoop" and "://" not in warehouse and not Path(warehouse).is_dir():
+        says = f"there is no folder {warehouse}: the first table makes it"
+        return [CheckFinding("catalog", "warning", says, setting=("catalog", "warehouse"))]
     return [CheckFinding("catalog", "ok", f"the {kind} catalog answers")]
 
 

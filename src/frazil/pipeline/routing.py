@@ -31,6 +31,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from frazil.config.route_checks import check_routes
 from frazil.config.sections import RouteConfig
 from frazil.errors import ConfigError, Fatal
 from frazil.formats.decode_result import UndecodableRecord
@@ -40,7 +41,6 @@ from frazil.pipeline.table_names import TableNames, shown
 
 #: Returned by a Python function for a record to be skipped.
 SKIP = "(skip)"
-ENVELOPES = ("", "debezium")
 #: Size of a step's route cache, which hostile data would fill without end.
 _REMEMBERED = 1 << 16
 
@@ -102,11 +102,11 @@ class RoutingRules:
         self._steps: dict[str, list[_Step]] = {}
         #: Modules of functions that are not installed on workers and travel pickled.
         self.travelling: list[ModuleType] = []
-        checked = [self._checked(i, route) for i, route in enumerate(routes)]
+        check_routes(routes, tables)
+        checked = [self._with_function(i, route) for i, route in enumerate(routes)]
         self._routes = tuple(checked)
         self._patterns = [re.compile(r.pattern) if r.pattern else None for r in checked]
         self._allowed = [re.compile(route.allowed_names) for route in checked]
-        self._check_order()
         #: Dotted paths of the fields that rules read.
         self.fields = tuple(dict.fromkeys(route.field for route in checked if route.field))
         #: Whether a Python function routes records; it may read all columns.
@@ -295,83 +295,11 @@ class RoutingRules:
 
     # ── validation before the start ─────────────────────────────────────────────────────────────
 
-    def _checked(self, number: int, route: RouteConfig) -> RouteConfig:
-        """The rule with its function loaded. Raises `ConfigError` if it is invalid."""
-        title = f"cannot use [[route]] {number + 1}"
-        for key in ("pattern", "allowed_names"):
-            try:
-                re.compile(getattr(route, key))
-            except re.error as error:
-                raise ConfigError(f"{title}: {key} is not a regular expression: {error}") from None
-        groups = set(re.compile(route.pattern).groupindex)
-        ends = [key for key in ("to", "skip", "python") if getattr(route, key)]
-        for wrong, why in (
-            (
-                len(ends) != 1,
-                f"expected one of to, skip and python, found {' and '.join(ends) or 'none'}",
-            ),
-            (route.topics and route.pattern, "expected either topics or pattern, found both"),
-            (route.field and route.header, "expected either field or header, found both"),
-            (route.values and not (route.field or route.header), "values need a field or a header"),
-            (
-                route.python and (route.field or route.header),
-                "a function looks at fields and "
-                "headers itself; expected python without field and header",
-            ),
-            (route.field and not all(route.field.split(".")), f"field {route.field!r} is no path"),
-            (
-                groups & {"topic", "value"},
-                "{topic} and {value} mean something else; expected "
-                "another name for the pattern's group",
-            ),
-            (
-                route.envelope not in ENVELOPES,
-                f"expected envelope = 'debezium' or none, found {route.envelope!r}",
-            ),
-        ):
-            if wrong:
-                raise ConfigError(f"{title}: {why}")
-        words = groups | {"topic"} | ({"value"} if route.field or route.header else set())
-        for to in route.to:
-            if to not in self.names.plain and to not in self.names.templates:
-                raise ConfigError(
-                    f"{title}: {to} is not a [[table]]; expected one of {', '.join(self._tables)}"
-                )
-            for word in self.names.templates[to].words if to in self.names.templates else ():
-                if word not in words:
-                    raise ConfigError(
-                        f"{title}: {{{word}}} in {to} is not known; known are "
-                        f"{', '.join(sorted(words))}"
-                    )
+    def _with_function(self, number: int, route: RouteConfig) -> RouteConfig:
         if not route.python:
             return route
+        title = f"cannot use [[route]] {number + 1}"
         return replace(route, python=self._loaded(title, number, route.python))
-
-    def _check_order(self) -> None:
-        """Raise `ConfigError` if a rule can never be reached."""
-        if not self._routes and (len(self._tables) != 1 or self.names.templates):
-            names = ", ".join(self._tables)
-            raise ConfigError(
-                "cannot route without [[route]]: expected one [[table]] without "
-                f"{{words}} in its name, found {names}"
-            )
-        before: dict[str, int] = {}  # topics decided by an earlier rule
-        patterns: list[tuple[int, re.Pattern[str]]] = []  # and patterns of such topics
-        for i, route in enumerate(self._routes):
-            by = [
-                before.get(topic, next((n for n, p in patterns if p.fullmatch(topic)), -1))
-                for topic in route.topics or [""]
-            ]
-            if by and min(by) >= 0:
-                raise ConfigError(
-                    f"cannot use [[route]] {i + 1}: no record reaches it, since "
-                    f"[[route]] {min(by) + 1} takes all before"
-                )
-            if route.field or route.header or route.python:
-                continue
-            before |= {topic: i for topic in route.topics if topic not in before}
-            if not route.topics:
-                patterns.append((i, self._patterns[i] or re.compile(".*", re.DOTALL)))
 
     def _loaded(self, title: str, number: int, python: Any) -> Callable[[pa.Table], Any]:
         if callable(python):

@@ -1,8 +1,7 @@
 """What a changed definition means for the sink that runs by the former one. Pure.
 
 In: two configs of one sink. Out: the keys that differ, and for each whether it takes effect at
-once, restarts the sink, or is refused. Every key of every section has its class in `EFFECTS`; a
-test holds that none is forgotten. What is not known to be safe in a running sink restarts it.
+once, restarts the sink, or is refused. What is not known to be safe in a running sink restarts it.
 """
 
 from __future__ import annotations
@@ -25,117 +24,28 @@ class Effect(Enum):
     RESTART = "restart"
     #: the ledger would be left behind, or the process cannot have it
     REFUSED = "refused"
+    #: the options of `frazil run` decide it for all sinks of the process
+    OUTSIDE = "outside"
 
 
-LIVE, RESTART, REFUSED = Effect
-#: The class of each key. `*`: of every key that the section passes through.
+LIVE, RESTART, REFUSED, OUTSIDE = Effect
+#: The keys that do not restart the sink. `*`: every key of the section.
 EFFECTS: Mapping[str, Mapping[str, Effect]] = {
     "sink": {
         "id": REFUSED,
-        "topics": RESTART,
-        "topic_pattern": RESTART,
-        "starting_offsets": RESTART,
         "index_table": REFUSED,
-        "index_snapshot_retention": RESTART,
-        "staging_location": RESTART,
-        "checkpoint_location": RESTART,
-        "trigger": RESTART,
         "commit_interval": LIVE,
-        "max_records_per_trigger": RESTART,
-        "max_bytes_per_trigger": RESTART,
-        "max_records_per_task": RESTART,
         "max_pending_batches": LIVE,
         "max_pending_bytes": LIVE,
         "max_pending_age": LIVE,
-        "kafka_client": RESTART,
-        "unavailable_timeout": RESTART,
-        "consumer_group": RESTART,
-        "max_tables": RESTART,
-        "allow_shared_topics": RESTART,
     },
-    "kafka": {"*": RESTART},
-    "decode": {
-        "format": RESTART,
-        "schema": RESTART,
-        "columns": RESTART,
-        "key_columns": RESTART,
-        "undeclared": RESTART,
-        "key_format": RESTART,
-        "key_schema": RESTART,
-        "unavailable_value": RESTART,
-        "registry": RESTART,
-    },
-    "transform": {"sql": RESTART, "python": RESTART, "output_mode": RESTART},
-    "catalog": {
-        "name": RESTART,
-        "type": REFUSED,
-        "catalog-impl": REFUSED,
-        "uri": REFUSED,
-        "warehouse": REFUSED,
-        "*": RESTART,
-    },
-    "spark": {"*": RESTART},  # one that concerns the process: REFUSED
-    "table": {
-        "name": RESTART,
-        "partition_by": RESTART,
-        "properties": RESTART,
-        "format_version": RESTART,
-        "location": RESTART,
-        "branch": RESTART,
-        "event_time": RESTART,
-        "mode": RESTART,
-        "key": RESTART,
-        "partitioned_by_key": RESTART,
-        "version_column": RESTART,
-        "compact_after_commits": RESTART,
-        "snapshot_retention": RESTART,
-        "identifier_fields": RESTART,
-        "sort_by": RESTART,
-        "schema_evolution": RESTART,
-        "max_columns": RESTART,
-        "aliases": RESTART,
-        "target_file_size": RESTART,
-        "compression": RESTART,
-        "commit_interval": LIVE,
-        "commit_bytes": LIVE,
-        "priority": LIVE,
-        "key_column": RESTART,
-        "key_column_type": RESTART,
-        "key_fields_prefix": RESTART,
-        "headers": RESTART,
-        "headers_column": RESTART,
-        "select": RESTART,
-        "topic_column": RESTART,
-        "partition_column": RESTART,
-        "offset_column": RESTART,
-        "timestamp_column": RESTART,
-    },
-    "route": {"*": RESTART},
-    "dead_letters": {"table": RESTART, "max_fraction": RESTART, "max_count": RESTART},
-    "completeness": {
-        "allowed_lateness": RESTART,
-        "idle_timeout": RESTART,
-        "max_future": RESTART,
-    },
-    "metrics": {
-        "address": RESTART,
-        "otlp_endpoint": RESTART,
-        "lag_interval": RESTART,
-        "audit_interval": RESTART,
-        "max_labels": RESTART,
-    },
-    "health": {"file": RESTART, "heartbeat_interval": RESTART, "max_wait": RESTART},
-    "log": {"format": RESTART, "level": RESTART, "file": RESTART, "spark_level": RESTART},
-    "notify": {
-        "command": RESTART,
-        "webhook": RESTART,
-        "headers": RESTART,
-        "events": RESTART,
-        "timeout": RESTART,
-    },
+    "catalog": {"type": REFUSED, "catalog-impl": REFUSED, "uri": REFUSED, "warehouse": REFUSED},
+    "table": {"commit_interval": LIVE, "commit_bytes": LIVE, "priority": LIVE},
+    "log": {"*": OUTSIDE},
 }
 #: What refused keys have in common, and what helps.
 LEFT_BEHIND = "the ledger would not apply to the new index or catalog"
+PROCESS = "in a process of several sinks, the options of frazil run set the log for all of them"
 ELSEWHERE = "stop the sink, and start it again with the new definition"
 
 
@@ -158,6 +68,12 @@ class Changes:
     def of(self, effect: Effect) -> str:
         """`[sink] topics, [decode] format`; empty if nothing has this effect."""
         return ", ".join(str(change) for change in self.keys if change.effect is effect)
+
+    @property
+    def lost_ledger(self) -> str:
+        """The keys whose change leaves the ledger behind, whenever it takes effect."""
+        refused = [change for change in self.keys if change.effect is REFUSED]
+        return ", ".join(str(change) for change in refused if change.section != "[spark]")
 
     def __bool__(self) -> bool:
         return bool(self.keys)

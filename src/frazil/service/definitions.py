@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Protocol
 
 from frazil.config.model import Config, load
-from frazil.errors import ConfigError, FrazilError
+from frazil.errors import ConfigError, FrazilError, defect
 from frazil.sql.definition_files import (
     DefinitionFiles,
     DefinitionStore,
@@ -276,6 +276,8 @@ class ConfigFiles:
             definitions = tuple(Definition(c, file.name, version) for c in configs.values())
         except ConfigError as error:
             problem = Problem(str(error), file.sinks)
+        except Exception as error:
+            problem = Problem(str(defect(error)), file.sinks)
         if _content(path) == content:  # else it was written meanwhile
             file.taken, file.definitions, file.problem = content, definitions, problem
 

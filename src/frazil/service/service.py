@@ -82,7 +82,9 @@ class Service:
             wrong = [problem.message for problem in first.problems.values()]
             raise ConfigError(
                 "\n".join(wrong) or "cannot run: there is no file of a sink",
-                hint="" if wrong else "a folder needs files that end with .toml",
+                hint=""
+                if wrong
+                else "frazil sql FILE --definitions DIR defines one; TOML files do, too",
             )
         configs = {sink: definition.config for sink, definition in first.sinks.items()}
         self.spark = SharedSession(
@@ -161,7 +163,12 @@ class Service:
     def _look(self) -> None:
         with self._source.watching():
             while not self._closed.wait(self._watch):
-                self._take(self._source.read())
+                try:
+                    self._take(self._source.read())
+                except (
+                    Exception
+                ) as error:  # the thread's outermost frame: the next look may be well
+                    self._report({"": f"cannot look at the definitions: {error!r}"})
 
     def _take(self, now: Definitions) -> None:
         """Sinks begin, change and end as they are defined now."""

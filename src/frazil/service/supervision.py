@@ -23,7 +23,16 @@ from enum import Enum
 from typing import Protocol
 
 from frazil.errors import CommitStateUnknown, ConfigError, Fatal, Fenced, FrazilError, Retryable
-from frazil.service.changes import ELSEWHERE, LEFT_BEHIND, LIVE, REFUSED, RESTART, changes
+from frazil.service.changes import (
+    ELSEWHERE,
+    LEFT_BEHIND,
+    LIVE,
+    OUTSIDE,
+    PROCESS,
+    REFUSED,
+    RESTART,
+    changes,
+)
 from frazil.service.definitions import Definition
 
 #: Seconds before a sink is started again: the first pause, doubled after each failure.
@@ -213,6 +222,8 @@ class Supervision:
             if live := different.of(LIVE):
                 self._say(f"{live} changed: in effect now")
                 return Adapt(wanted)
+            if outside := different.of(OUTSIDE):
+                self._say(f"{outside} changed: {PROCESS}")
             if wanted.origin != now.origin:
                 self._say(f"defined by {wanted.origin} now")
         return Watch()

@@ -15,9 +15,9 @@ from frazil.errors import SqlError
 from frazil.sql.connections import CATALOGS, TYPES, known_options
 from frazil.sql.document_builder import Objects
 from frazil.sql.formatter import name_text
-from frazil.sql.lexer import RawStatement, RawToken, statements
+from frazil.sql.lexer import RawToken
 from frazil.sql.option_names import UnknownOption, option_names, setting_of, type_of
-from frazil.sql.parser import expected_terminals
+from frazil.sql.parser import open_statement
 from frazil.sql.source_text import SourceText
 from frazil.sql.statements import Connection
 
@@ -51,16 +51,14 @@ def complete(text: str, objects: Objects) -> Completion:
     word = _last_word(text)
     before = text[: len(text) - len(word)]
     try:
-        opened = list(statements(SourceText("", before)))
+        tokens, expected = open_statement(SourceText("", before))
     except SqlError:  # in a text or comment without an end
         return Completion(0, [])
-    tokens = opened[-1].tokens if opened and not opened[-1].behind else []
-    statement = opened[-1] if tokens else RawStatement([], len(before), len(before), 0)
     if (option := _option(tokens)) is not None:
         lead, candidates = _options(option, tokens, before, objects)
         typed = text[lead:] if lead is not None else word
     else:
-        typed, candidates = word, _next(before, statement, objects)
+        typed, candidates = word, _next(tokens, expected, objects)
     matching = [c for c in candidates if c.text.upper().startswith(typed.upper())]
     return Completion(len(typed), matching)
 
@@ -75,17 +73,13 @@ def _last_word(text: str) -> str:
 # ── outside of parentheses ───────────────────────────────────────────────────────────────────────
 
 
-def _next(before: str, statement: RawStatement, objects: Objects) -> Iterator[Candidate]:
-    try:
-        expected = expected_terminals(SourceText("", before), statement)
-    except SqlError:
-        return
-    words = [token.value.upper() for token in statement.tokens]
+def _next(tokens: list[RawToken], expected: set[str], objects: Objects) -> Iterator[Candidate]:
+    words = [token.value.upper() for token in tokens]
     if expected & {"NAME", "QUOTED"}:
         yield from _names(words, objects)
     for terminal in sorted(expected):
         word = terminal.removeprefix("_")
-        if word.isalpha() and (terminal[0] == "_" or terminal == "ROUTE") and word not in _SIGNS:
+        if word.isalpha() and terminal[0] == "_" and word not in _SIGNS:
             yield Candidate(word, "keyword")
     if words[-1:] == ["MODE"]:
         yield from (Candidate(mode.upper(), "value") for mode in MODES)
@@ -116,29 +110,24 @@ def _names(words: list[str], objects: Objects) -> Iterator[Candidate]:
 # ── options ──────────────────────────────────────────────────────────────────────────────────────
 
 
+def _opening(tokens: list[RawToken]) -> int | None:
+    """Number of the parenthesis in which the cursor is; None: in none, or in brackets."""
+    opened: list[int] = []
+    for number, token in enumerate(tokens):
+        if token.kind in ("LPAR", "LSQB"):
+            opened.append(number)
+        elif token.kind in ("RPAR", "RSQB"):
+            opened = opened[:-1]
+    return opened[-1] if opened and tokens[opened[-1]].kind == "LPAR" else None
+
+
 def _option(tokens: list[RawToken]) -> int | None:
     """Number of the first token of the option in which the cursor is; None: not in one."""
-    depth = 0
-    begin = len(tokens)
-    for number in range(len(tokens) - 1, -1, -1):
-        kind = tokens[number].kind
-        if kind in ("RPAR", "RSQB"):
-            depth += 1
-        elif kind in ("LPAR", "LSQB"):
-            if not depth:
-                return begin if kind == "LPAR" else None
-            depth -= 1
-        elif kind == "COMMA" and not depth:
-            begin = min(begin, number + 1)
-            return begin if _in_parentheses(tokens, number) else None
-        if not depth:
-            begin = number
-    return None
-
-
-def _in_parentheses(tokens: list[RawToken], end: int) -> bool:
-    kinds = [token.kind for token in tokens[:end]]
-    return kinds.count("LPAR") > kinds.count("RPAR")
+    opening = _opening(tokens)
+    if opening is None:
+        return None
+    commas = [n for n in range(opening, len(tokens)) if tokens[n].kind == "COMMA"]
+    return next((n + 1 for n in reversed(commas) if _opening(tokens[:n]) == opening), opening + 1)
 
 
 def _options(
@@ -175,8 +164,7 @@ def _values(words: list[str], scopes: tuple[str, ...]) -> Iterator[Candidate]:
 
 def _scopes(tokens: list[RawToken], objects: Objects) -> tuple[tuple[str, ...], list[str]]:
     """The sections whose keys are options of the open parentheses, and other options of them."""
-    number = _opening(tokens)
-    words = [token.value.upper() for token in tokens[:number]]
+    words = [token.value.upper() for token in tokens[: _opening(tokens)]]
     last = words[-1] if words else ""
     if words[:1] == ["CREATE"] and "CONNECTION" in (*words[1:2], *words[3:4]):
         kind = next(
@@ -200,13 +188,3 @@ def _scopes(tokens: list[RawToken], objects: Objects) -> tuple[tuple[str, ...], 
     if words[-2:-1] == ["CATALOG"] or words[-3:-1] == ["CATALOG", "CONNECTION"]:
         return (), ["NAMESPACE", "TABLE"]
     return (("decode",) if "FORMAT" in words and "TO" not in words else ()), []
-
-
-def _opening(tokens: list[RawToken]) -> int:
-    """Number of the parenthesis that is open."""
-    depth = 0
-    for number in range(len(tokens) - 1, -1, -1):
-        depth += {"RPAR": 1, "LPAR": -1}.get(tokens[number].kind, 0)
-        if depth < 0:
-            return number
-    return 0

@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from frazil.config.checks import CATALOG_NEEDS
 from frazil.config.messages import nearest
 from frazil.config.settings import REFERENCE, SECRET, is_reference
 from frazil.errors import SqlError
@@ -59,7 +60,11 @@ _AWS = {
 }
 #: A name and a password as one property: `NAME:env:PASSWORD`.
 PAIRS = {"registry": "basic.auth.user.info", "rest": "credential"}
-_USER_INFO = re.compile(r"://[^/\s@]*:[^/\s@]*@|[?&;]password=", re.IGNORECASE)
+_USER_INFO = re.compile(
+    r"://[^/\s@]*:[^/\s@]*@|:[^/\s:@]+/[^/\s:@]+@"  # jdbc:oracle:thin:USER/PASSWORD@host
+    r"|[?&; ](password|passwd|pwd|api_?key|access_?key|token|secret|sig)\s*=",
+    re.IGNORECASE,
+)
 
 
 def known_options(kind: str) -> list[str]:
@@ -87,7 +92,7 @@ def property_name(kind: str, option: RawOption) -> str:
     words = " ".join(option.words).upper().replace("_", " ")
     known = known_options(kind)
     secret = SECRET.search(name) and option.value is None
-    if kind == "aws" and name not in _AWS:
+    if kind == "aws" and name not in _AWS:  # a property of Iceberg stands in quotes
         raise unknown(option, "" if secret else nearest(words, known))
     near = difflib.get_close_matches(words, known, n=1, cutoff=0.85)
     if near and near[0] != words and not secret and words not in known:
@@ -107,7 +112,8 @@ def property_words(kind: str, name: str) -> str:
     plain = all(re.fullmatch(r"[a-z]+[a-z0-9]*", word) for word in name.split(separator))
     known = known_options(kind)
     near = difflib.get_close_matches(words, known, n=1, cutoff=0.85)
-    if plain and name not in _ALIASES[kind] and (words in known or not near):
+    plain = plain and (words in known or (kind != "aws" and not near))
+    if plain and name not in _ALIASES[kind]:
         return words
     return "'" + name.replace("'", "''") + "'"
 
@@ -167,6 +173,27 @@ def properties(connection: Connection, resolve: Callable[[str, Option], str]) ->
     return given
 
 
+_NEEDED = {"kafka": ("bootstrap.servers",), "registry": ("url",)}
+
+
+def check_complete(connection: Connection) -> None:
+    """Refuses a connection that nothing could open."""
+    given = {name: str(option.value) for name, option in connection.options.items()}
+    kind = given.get("type", "")
+    needed: tuple[str, ...] = _NEEDED.get(connection.type, ())
+    if connection.type == "catalog" and kind != "s3table":
+        needed = CATALOG_NEEDS.get(kind, () if "catalog-impl" in given else ("type",))
+    for name in needed:
+        if not given.get(name):
+            at = connection.options["type"].location if "type" in given else connection.location
+            words = "BROKER" if name == "bootstrap.servers" else name.upper()
+            assert at
+            raise at.source.error(
+                at.at,
+                f"the connection {connection.name} cannot be opened; expected {words} = '…'",
+            )
+
+
 def _catalog(connection: Connection, given: dict[str, str]) -> dict[str, str]:
     kind = given.get("type", "")
     if kind == "s3table":
@@ -223,7 +250,8 @@ def aws_properties(
     aws: Connection, catalog: Mapping[str, str], resolve: Callable[[str, Option], str]
 ) -> dict[str, str]:
     """What an AWS connection adds to the properties of a catalog."""
-    made = {_AWS[name]: resolve(_AWS[name], option) for name, option in aws.options.items()}
+    given = {_AWS.get(name, name): option for name, option in aws.options.items()}
+    made = {name: resolve(name, option) for name, option in given.items()}
     if made and catalog.get("type") != "glue":
         made.setdefault("io-impl", "org.apache.iceberg.aws.s3.S3FileIO")
     role = "client.assume-role.arn" in made

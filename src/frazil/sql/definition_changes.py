@@ -7,19 +7,25 @@ first, the statement is checked and applied again. Runs on the driver.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from frazil.errors import Conflict, FrazilError
 from frazil.sql.definition_files import DefinitionStore, StoredTexts
-from frazil.sql.definition_set import Changes, changes
-from frazil.sql.definitions import RUNNING, STOPPED, LoadedDefinitions, home_of, loaded
-from frazil.sql.document_builder import named
+from frazil.sql.definition_set import Changes, changes, concerned
+from frazil.sql.definitions import (
+    RUNNING,
+    STOPPED,
+    LoadedDefinitions,
+    MemoryStore,
+    definitions_of,
+    home_of,
+    loaded,
+)
+from frazil.sql.document_builder import Objects, named
 from frazil.sql.formatter import create_text, name_text
-from frazil.sql.lexer import statements
-from frazil.sql.source_text import SourceText
 from frazil.sql.statements import Command, Create, SinkStatement, Statement, key_of
-from frazil.sql.tree_reader import read_statements
+from frazil.sql.tree_reader import spanned_statements
 
 #: How often a statement is applied again where others change the definitions, too.
 _TRIES = 20
@@ -29,18 +35,34 @@ _TRIES = 20
 class AppliedStatement:
     before: LoadedDefinitions
     after: LoadedDefinitions
+    #: the sinks whose configs may differ
+    sinks: frozenset[str]
 
     @property
     def changed(self) -> bool:
-        return self.before.stored.texts != self.after.stored.texts
+        one, other = self.before, self.after
+        return (one.objects, _stopped(one)) != (other.objects, _stopped(other))
 
 
-def apply(store: DefinitionStore, statement: Statement) -> AppliedStatement:
-    """CREATE, ALTER, DROP, START or STOP. Raises `SqlError` if it cannot be, and `Conflict` if
-    others are always faster."""
+def _stopped(definitions: LoadedDefinitions) -> set[str]:
+    return {name for name, state in definitions.states.items() if state == STOPPED}
+
+
+def apply(
+    store: DefinitionStore | MemoryStore,
+    statement: Statement,
+    refuse: Callable[[Objects, Changes], None] = lambda before, made: None,
+) -> AppliedStatement:
+    """CREATE, ALTER, DROP, START or STOP. Raises `SqlError` if it cannot be, what `refuse` raises,
+    and `Conflict` if others are always faster."""
     for attempt in range(_TRIES):
-        before = loaded(store.read())
+        before = definitions_of(store)
         made, states = _changes(before, statement, store)
+        refuse(before.objects, made)
+        sinks = frozenset({*concerned(before.objects, made), *states})
+        if isinstance(store, MemoryStore):
+            store.change(made, states)
+            return AppliedStatement(before, store.definitions, sinks)
         texts = _changed_texts(before, made, states)
         after = loaded(StoredTexts(texts, ""))
         _verify(before, after, made)
@@ -52,7 +74,7 @@ def apply(store: DefinitionStore, statement: Statement) -> AppliedStatement:
         try:
             if differing:
                 store.write(before.stored, differing)
-            return AppliedStatement(before, after)
+            return AppliedStatement(before, after, sinks)
         except Conflict:
             if attempt == _TRIES - 1:
                 raise
@@ -60,7 +82,7 @@ def apply(store: DefinitionStore, statement: Statement) -> AppliedStatement:
 
 
 def _changes(
-    before: LoadedDefinitions, statement: Statement, store: DefinitionStore
+    before: LoadedDefinitions, statement: Statement, store: DefinitionStore | MemoryStore
 ) -> tuple[Changes, dict[str, str]]:
     if isinstance(statement, Command):
         named(before.objects, SinkStatement, statement.name, statement.location)
@@ -95,7 +117,7 @@ def _changed_texts(
 
 def _joined(text: str, statement: str) -> str:
     """The text with one more statement."""
-    closed = all(raw.behind for raw in statements(SourceText("", text)))
+    closed = all(parsed.behind for parsed, _ in spanned_statements(text, ""))
     lead = f"{text.rstrip()}{'' if closed else ';'}\n\n" if text.strip() else ""
     return f"{lead}{statement}\n"
 
@@ -109,8 +131,7 @@ def _changed_text(
 ) -> str:
     """The text of a file with each statement replaced or removed that changes."""
     pieces, at = [], 0
-    raw_statements = statements(SourceText(name, text))
-    for raw, statement in zip(raw_statements, read_statements(text, name), strict=True):
+    for raw, statement in spanned_statements(text, name):
         end = raw.behind or raw.end
         if isinstance(statement, Create):
             key = key_of(statement.definition)

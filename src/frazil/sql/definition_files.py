@@ -59,24 +59,8 @@ def version_of(texts: Mapping[str, str]) -> str:
     return digest.hexdigest()[:16]
 
 
-class MemoryStore:
-    """Definitions of one file or one prompt, gone with the process."""
-
-    arguments = ""
-
-    def __init__(self, base: Path = Path()) -> None:
-        self.base = base
-        self._texts: dict[str, str] = {}
-
-    def read(self) -> StoredTexts:
-        return StoredTexts(dict(self._texts), version_of(self._texts))
-
-    def write(self, before: StoredTexts, texts: Mapping[str, str | None]) -> None:
-        merged = {**self._texts, **texts}
-        self._texts = {name: text for name, text in merged.items() if text is not None}
-
-    def watched(self) -> bool | None:
-        return False
+#: Marks a directory as one of definitions: `sinks/NAME.sql` in it is one of many files.
+MARKER = ".frazil"
 
 
 class DefinitionFiles:
@@ -106,6 +90,7 @@ class DefinitionFiles:
     def write(self, before: StoredTexts, texts: Mapping[str, str | None]) -> None:
         with _named(self.base):
             self.base.mkdir(parents=True, exist_ok=True)
+            (self.base / MARKER).touch()
         with _named(self.base), self._lock(".lock", fcntl.LOCK_EX):
             if self.read().version != before.version:
                 raise Conflict(
@@ -163,7 +148,7 @@ def decoded(name: str, content: bytes) -> str:
     if len(content) > _LARGEST:
         raise ConfigError(f"cannot read {name}: it is larger than {_LARGEST:,} bytes")
     try:
-        return content.decode()
+        return content.decode("utf-8-sig")  # a BOM, as editors on Windows write it, is no sign
     except UnicodeDecodeError:
         raise ConfigError(f"cannot read {name}: it is not UTF-8") from None
 

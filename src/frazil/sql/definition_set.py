@@ -21,12 +21,15 @@ from frazil.sql import connections
 from frazil.sql.document_builder import (
     Objects,
     SourceLocations,
+    checked_query,
     connection,
     document,
     named,
+    qualified,
     refusal,
-    refuse_endless_groups,
 )
+from frazil.sql.formatter import name_text
+from frazil.sql.option_names import in_words
 from frazil.sql.options import RawOption
 from frazil.sql.statements import (
     Alter,
@@ -76,8 +79,8 @@ def _placed(error: ConfigError, locations: SourceLocations, sink: SinkStatement)
     location = next((locations[name] for name in names if name in locations), sink.location)
     assert location is not None
     return SqlError(
-        f"{error._fact} ({location})",
-        hint=error.hint,
+        f"{in_words(error._fact)} ({location})",
+        hint=in_words(error.hint),
         path=error.path,
         excerpt=location.source.excerpt(location.at),
     )
@@ -112,7 +115,7 @@ def _created(objects: Objects, statement: Create) -> Changes:
             raise refusal(
                 statement.location,
                 f"there is a {kind} {name} already",
-                hint=f"CREATE OR REPLACE {kind.upper()} {name} …, or IF NOT EXISTS",
+                hint=f"CREATE OR REPLACE {kind.upper()} {name_text(name)} …, or IF NOT EXISTS",
             )
     alike = [name for kind, name in objects if kind == key[0] and name.lower() == key[1].lower()]
     if alike and key not in objects:
@@ -162,16 +165,16 @@ def _altered(objects: Objects, statement: Alter) -> Changes:
         return {statement.key: dataclasses.replace(before, options=options)}
     tables = list(before.tables)
     names = [table.name for table in tables]
-    if statement.table not in names:
+    wanted = qualified(before, statement.table)
+    whole = [qualified(before, name) for name in names]
+    if wanted not in whole:
         raise refusal(
             statement.location,
             f"sink {before.name} has no table {statement.table!r}; its "
             f"tables are {', '.join(map(repr, names))}",
         )
-    table = tables[names.index(statement.table)]
-    tables[names.index(statement.table)] = dataclasses.replace(
-        table, options=_merged(table.options, statement)
-    )
+    at = whole.index(wanted)
+    tables[at] = dataclasses.replace(tables[at], options=_merged(tables[at].options, statement))
     return {statement.key: dataclasses.replace(before, tables=tuple(tables))}
 
 
@@ -203,13 +206,14 @@ def _altered_connection(before: Connection, statement: Alter) -> Connection:
 def _check(objects: Objects, definition: Definition, base: Path) -> None:
     """All that a definition refers to is there."""
     if isinstance(definition, Connection):
+        connections.check_complete(definition)
         for option in definition.options.values():
             if isinstance(option.value, SecretName):
                 named(objects, Secret, option.value.name, option.location)
             elif isinstance(option.value, Word):
-                connection(objects, option.value.text.lower(), "aws", option.location)
+                connection(objects, option.value.text, "aws", option.location)
     elif isinstance(definition, View):
-        refuse_endless_groups(definition)
+        checked_query(definition)
         connection(objects, definition.source.connection, "kafka", definition.source.location)
         if definition.source.registry:
             connection(objects, definition.source.registry, "registry", definition.source.location)
@@ -220,7 +224,7 @@ def _check(objects: Objects, definition: Definition, base: Path) -> None:
 def _valid(objects: Objects, sink: str, base: Path) -> bool:
     try:
         config_of(objects, sink, base)
-    except ConfigError:
+    except Exception:  # a defect of one sink must not hinder statements about others
         return False
     return True
 
@@ -245,7 +249,7 @@ def uses(definition: Definition) -> Iterator[Key]:
         if isinstance(option.value, SecretName):
             yield "secret", option.value.name
         elif isinstance(option.value, Word):
-            yield "connection", option.value.text.lower()
+            yield "connection", option.value.text
 
 
 def _of_source(source: Any) -> Iterator[Key]:
@@ -260,6 +264,16 @@ def _of_source(source: Any) -> Iterator[Key]:
 def dependents(objects: Objects, key: Key) -> list[Key]:
     """What refers to this, directly."""
     return sorted(other for other, definition in objects.items() if key in uses(definition))
+
+
+def concerned(objects: Objects, made: Changes) -> Iterator[str]:
+    """The sinks whose configs a change may change."""
+    after = {key: value for key, value in {**objects, **made}.items() if value is not None}
+    for key in made:
+        if key[0] == "sink":
+            yield key[1]
+        yield from _sinks_of(objects, key)
+        yield from _sinks_of(after, key)
 
 
 def _sinks_of(objects: Objects, key: Key) -> Iterator[str]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,15 +22,16 @@ from typing import NamedTuple
 
 from frazil.config.model import Config, load
 from frazil.config.origins import Origins
-from frazil.errors import ConfigError, SqlError, counted
+from frazil.errors import ConfigError, SqlError, counted, defect
 from frazil.sql.definition_files import (
+    MARKER,
     DefinitionFiles,
     DefinitionStore,
     StoredTexts,
     read_file,
 )
-from frazil.sql.definition_set import changes, config_of
-from frazil.sql.document_builder import document
+from frazil.sql.definition_set import Changes, changes, config_of
+from frazil.sql.document_builder import document, named
 from frazil.sql.statements import (
     Alter,
     Command,
@@ -41,7 +42,7 @@ from frazil.sql.statements import (
     SinkStatement,
     key_of,
 )
-from frazil.sql.tree_reader import read_statements
+from frazil.sql.tree_reader import read_statements, spanned_statements
 
 RUNNING, STOPPED = "running", "stopped"
 
@@ -77,7 +78,21 @@ def loaded(stored: StoredTexts) -> LoadedDefinitions:
             _load(made, name, text)
         except SqlError as error:
             made.errors[name] = error
+        except Exception as error:  # a defect concerns one definition, and no other
+            made.errors[name] = defect(error)
+    for name, text in stored.texts.items():
+        for command in _commands(text, name) if name not in made.errors else ():
+            try:
+                named(made.objects, SinkStatement, command.name, command.location)
+            except SqlError as error:
+                made.errors[name] = error
     return made
+
+
+def _commands(text: str, name: str) -> Iterator[Command]:
+    for _, statement in spanned_statements(text, name):
+        if isinstance(statement, Command):
+            yield statement
 
 
 def _load(made: LoadedDefinitions, name: str, text: str) -> None:
@@ -97,6 +112,30 @@ def _load(made: LoadedDefinitions, name: str, text: str) -> None:
                 statement.location.at,
                 "a directory of definitions holds CREATE, START and STOP, and nothing else",
             )
+
+
+class MemoryStore:
+    """Definitions of one command or prompt, as they were read: gone with the process."""
+
+    arguments = ""
+
+    def __init__(self, base: Path = Path()) -> None:
+        self.base = base
+        self.definitions = LoadedDefinitions(StoredTexts({}, ""))
+
+    def change(self, made: Changes, states: Mapping[str, str]) -> None:
+        before = self.definitions
+        merged = {**before.objects, **made}
+        objects = {key: definition for key, definition in merged.items() if definition is not None}
+        kept = {name: state for name, state in before.states.items() if ("sink", name) in objects}
+        self.definitions = LoadedDefinitions(before.stored, objects, {**kept, **states})
+
+    def watched(self) -> bool | None:
+        return False
+
+
+def definitions_of(store: DefinitionStore | MemoryStore) -> LoadedDefinitions:
+    return store.definitions if isinstance(store, MemoryStore) else loaded(store.read())
 
 
 def home_of(key: Key) -> str:
@@ -123,11 +162,17 @@ class StoredDefinitions:
 
 
 def sink_definitions(
-    definitions: LoadedDefinitions, base: Path, environ: Mapping[str, str]
+    definitions: LoadedDefinitions,
+    base: Path,
+    environ: Mapping[str, str],
+    only: Collection[str] | None = None,
 ) -> dict[str, SinkDefinition]:
+    """All sinks, or only these."""
     made: dict[str, SinkDefinition] = {}
     for (kind, name), definition in sorted(definitions.objects.items()):
         if kind != "sink" or not isinstance(definition, SinkStatement):
+            continue
+        if only is not None and name not in only:
             continue
         state = definitions.states.get(name, RUNNING)
         try:
@@ -138,9 +183,12 @@ def sink_definitions(
             made[name] = SinkDefinition(config, state, version)
         except ConfigError as error:
             made[name] = SinkDefinition(None, state, "", error)
+        except Exception as error:
+            made[name] = SinkDefinition(None, state, "", defect(error))
     for home, trouble in definitions.errors.items():  # a sink's own file cannot be read
         folder, _, name = home.partition("/")
-        if folder == "sinks" and (name := name.removesuffix(".sql")) not in made:
+        name = name.removesuffix(".sql")
+        if folder == "sinks" and name not in made and (only is None or name in only):
             made[name] = SinkDefinition(None, RUNNING, "", trouble)
     return made
 
@@ -176,17 +224,16 @@ def configs_of(path: str | Path, environ: Mapping[str, str] = os.environ) -> dic
 
 def file_definitions(text: str, path: Path) -> LoadedDefinitions:
     """What the statements of a file define, one after the other."""
-    made = LoadedDefinitions(StoredTexts({}, ""))
+    store = MemoryStore(path.parent)
     for statement in read_statements(text, path.name):
+        objects = store.definitions.objects
         if isinstance(statement, Create | Alter | Drop):
-            for key, definition in changes(made.objects, statement, path.parent).items():
-                if definition is None:
-                    del made.objects[key]
-                else:
-                    made.objects[key] = definition
+            store.change(changes(objects, statement, path.parent), {})
         elif statement.verb in ("start", "stop"):
-            made.states[statement.name] = RUNNING if statement.verb == "start" else STOPPED
-    return made
+            named(objects, SinkStatement, statement.name, statement.location)
+            state = RUNNING if statement.verb == "start" else STOPPED
+            store.change({}, {statement.name: state})
+    return store.definitions
 
 
 def config_of_file(
@@ -195,7 +242,7 @@ def config_of_file(
     """The config of a sink in a file of statements, of its only one if none is named, and the
     origin of each setting. A file `sinks/NAME.sql` may be one of a directory of definitions."""
     path = Path(path)
-    if path.parent.name == "sinks" and not sink:
+    if path.parent.name == "sinks" and (path.parent.parent / MARKER).exists() and not sink:
         stored = loaded(DefinitionFiles(path.parent.parent).read())
         homes = [
             name for (kind, name), home in stored.homes.items() if home == f"sinks/{path.name}"

@@ -7,16 +7,19 @@ cannot differ in what they mean.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar, cast
 
+from frazil.config.column_types import quoted
 from frazil.config.messages import nearest
+from frazil.config.select import KEY, Column, Item, Literal, Selection, Star
 from frazil.config.settings import SECRET
 from frazil.errors import SqlError
+from frazil.spark.query_syntax import STREAM, QueryFault, QuerySyntax, read_query
 from frazil.sql import connections
-from frazil.sql.lexer import RawToken, query_tokens
+from frazil.sql.formatter import literal
 from frazil.sql.option_names import sections
 from frazil.sql.statements import (
     Connection,
@@ -41,7 +44,8 @@ T = TypeVar("T", bound=Definition)
 
 
 def refusal(location: SourceLocation | None, fact: str, *, hint: str = "") -> SqlError:
-    assert location is not None
+    if location is None:
+        return SqlError(f"cannot read definitions: {fact}", hint=hint)
     return location.source.error(location.at, fact, hint=hint)
 
 
@@ -73,6 +77,9 @@ class Document:
         self.sink = sink
         self.content: dict[str, Any] = {"sink": {"id": sink.name}}
         self.locations: SourceLocations = {}
+        #: the columns of a view that needs no Spark; none: all
+        self.items: tuple[Item | Star, ...] = ()
+        self.view: View | None = None
         if sink.location:
             self.locations |= dict.fromkeys(("sink", "sink.id", "table", "route"), sink.location)
 
@@ -85,7 +92,7 @@ class Document:
             where, path = where[path[0]][number], path[1:]
         for part in path:
             where = where.setdefault(part, {})
-        where[key] = _text(self.objects, key, option)
+        where[key] = copy.deepcopy(_text(self.objects, key, option))
         if option.location:
             lead = [section.split(".")[0], str(number)] if number is not None else []
             self.locations[".".join([*lead, *path, key])] = option.location
@@ -134,24 +141,65 @@ def _source(made: Document) -> SourceClause:
     if not isinstance(source, str):
         return source
     view = named(made.objects, View, source, made.sink.named_at.get("view_name"))
-    query = query_of(view)
-    if query:
-        refuse_endless_groups(view)
-        _refuse_keyed(made.sink, view)
-        made.content["transform"] = {"sql": query}
-        if view.location:
-            made.locations["transform"] = made.locations["transform.sql"] = view.location
+    query = checked_query(view)
+    if goes_straight(view, query):
+        made.items = () if query.items == (Star(),) else query.items
+        made.view = view
+        return view.source
+    _refuse_behind_spark(made.sink, view, query)
+    made.content["transform"] = {"sql": query_text(view)}
+    if view.location:
+        made.locations["transform"] = made.locations["transform.sql"] = view.location
     return view.source
 
 
-_EVERYTHING = re.compile(r"SELECT\s*\*\s*FROM\s*", re.IGNORECASE)
+def query_text(view: View) -> str:
+    """The query for Spark, over the view `stream`."""
+    return f"{view.head}{STREAM}{view.tail}"
 
 
-def query_of(view: View) -> str:
-    """The query for Spark over the view `stream`; empty: all columns of all records."""
-    if not view.tail.strip() and _EVERYTHING.fullmatch(view.head):
-        return ""
-    return f"{view.head}stream{view.tail}"
+def goes_straight(view: View, query: QuerySyntax) -> bool:
+    """Whether `[[table]] select` makes exactly the columns of the query. Spark finds a field in any
+    case, a select does not: the names must be those of a schema, which refuses others."""
+    options = view.source.options
+    declared = options.get(("decode", "columns"))
+    names = {str(path).partition(".")[0] for path in declared.value} if declared else set()
+    known = Selection(query.items).fields <= names
+    avro = str(options.get(("decode", "format"), Option("")).value).endswith("avro")
+    return bool(query.items) and (avro or known or query.items == (Star(),))
+
+
+def checked_query(view: View) -> QuerySyntax:
+    """The query, if it is one, and its rows can be appended."""
+    try:
+        query = read_query(query_text(view))
+    except QueryFault as fault:
+        raise refusal(
+            _place_in(view, fault.at),
+            f"the query of view {view.name} cannot be read: {fault.fact}",
+            hint="if Spark reads it: CREATE SINK … FROM KAFKA CONNECTION … WITH (TRANSFORM SQL = "
+            "'…'), which frazil check warns of and Spark decides",
+        ) from None
+    if query.endless:
+        at, rows = query.endless
+        raise refusal(
+            _place_in(view, at),
+            f"{rows} of view {view.name} never end, so their rows would be replaced again and "
+            "again, and rows of a query are only appended; expected a WATERMARK, and a window or "
+            "the watermark's column among the groups",
+            hint=f"{_WINDOWS}; or group the rows of the sink's table where you read them",
+        )
+    return query
+
+
+def _place_in(view: View, at: int) -> SourceLocation | None:
+    """Where a position of the query stands in the statement."""
+    if not view.parts:
+        return view.location
+    behind = at - len(view.head)
+    if behind < 0 or len(view.parts) == 1:
+        return SourceLocation(view.parts[0].source, view.parts[0].at + min(at, len(view.head)))
+    return SourceLocation(view.parts[1].source, view.parts[1].at + max(0, behind - len(STREAM)))
 
 
 _WINDOWS = (
@@ -160,44 +208,29 @@ _WINDOWS = (
 )
 
 
-def refuse_endless_groups(view: View) -> None:
-    """Groups without a watermark never end: each of their rows would have to be replaced again and
-    again. (Groups of a subquery may be those of a table, and Spark decides.)"""
-    text = view.tail
-    words: list[RawToken] = []
-    depth = 0
-    for token in query_tokens(text):
-        depth += {"LPAR": 1, "RPAR": -1}.get(token.kind, 0)
-        if not depth and token.kind == "NAME":
-            words.append(token)
-    names = [token.value.upper() for token in words]
-    groups = [n for n in range(len(names) - 1) if names[n : n + 2] == ["GROUP", "BY"]]
-    if not groups or "WATERMARK" in names or view.location is None:
-        return
-    begin = view.location.source.text.find(text, view.location.at)
-    location = SourceLocation(view.location.source, begin + words[groups[0]].start)
-    raise refusal(
-        location,
-        f"the groups of view {view.name} never end, so their rows would be replaced "
-        "repeatedly, and rows of a query are only appended; expected a WATERMARK and "
-        "windows",
-        hint=f"{_WINDOWS}; or group the rows of the sink's table where you read them",
-    )
-
-
-def _refuse_keyed(sink: SinkStatement, view: View) -> None:
-    """Rows of a query have neither Kafka's keys nor its order."""
-    modes = [sink.options.get(("table", "mode"))]
-    modes += [table.options.get(("table", "mode")) for table in sink.tables]
-    for mode in modes:
+def _refuse_behind_spark(sink: SinkStatement, view: View, query: QuerySyntax) -> None:
+    """Rows of a query have neither Kafka's keys, nor its order, nor records to reject."""
+    clauses = [("ROUTE", route.location) for route in sink.routes]
+    for options in (sink.options, *(table.options for table in sink.tables)):
+        mode, key = options.get(("table", "mode")), options.get(("table", "key"))
         if mode and mode.value != "append":
-            raise refusal(
-                mode.location or sink.location,
-                f"view {view.name} is a query for Spark, and its rows cannot be written in mode "
-                f"{mode.value}: they carry no Kafka key and no order of changes, by which rows are "
-                "replaced; expected MODE APPEND, or a sink without the query",
-                hint=_WINDOWS,
-            )
+            clauses.append((f"MODE {mode.value.upper()}", mode.location))
+        elif key and not mode:
+            clauses.append(("KEY, which means MODE UPSERT,", key.location))
+    if option := sink.options.get(("dead_letters", "table")):
+        clauses.append(("DEAD LETTERS", option.location))
+    if option := view.source.options.get(("route", "envelope")):
+        clauses.append(("ENVELOPE", option.location))
+    if clauses:
+        words, location = clauses[0]
+        raise refusal(
+            location or sink.location,
+            f"cannot write view {view.name} with {words}: its query needs Spark "
+            f"({query.beyond or 'no schema declares its names'}), and what comes out of it has no "
+            "Kafka key, no order of changes and no record to route or reject",
+            hint="a view of nothing but columns and new names for them can, if it is AVRO, or JSON "
+            "with COLUMNS MAP ['id' => 'long', …]; what needs Spark is appended to one table",
+        )
 
 
 def _passed(
@@ -207,10 +240,18 @@ def _passed(
     given = connection(made.objects, name, kind, location)
     if given.location:
         made.locations[section] = given.location
-    for key, option in given.options.items():
-        if option.location:
-            made.locations[f"{section}.{key}"] = option.location
-    return connections.properties(given, _resolver(made.objects))
+    properties = connections.properties(given, _resolver(made.objects))
+    _place(made, section, properties, given)
+    return properties
+
+
+def _place(made: Document, section: str, properties: Iterable[str], given: Connection) -> None:
+    """Each property is from its own option, or from the connection."""
+    for key in properties:
+        option = given.options.get(key)
+        location = option.location if option else given.location
+        if location and f"{section}.{key}" not in made.locations:
+            made.locations[f"{section}.{key}"] = location
 
 
 def _resolver(objects: Objects) -> Callable[[str, Option], str]:
@@ -227,14 +268,20 @@ def _catalog(made: Document) -> dict[str, str]:
     properties = _passed(made, sink.catalog, "catalog", "catalog", location)
     given = connection(made.objects, sink.catalog, "catalog", location)
     used = given.options.get("aws-connection")
-    if sink.aws and used and used.value.text.lower() != sink.aws:
-        first, second = sorted((used.value.text.lower(), sink.aws))
+    if sink.aws and used and used.value.text != sink.aws:
+        first, second = sorted((used.value.text, sink.aws))
         raise refusal(sink.location, f"two AWS connections are named: {first} and {second}")
+    before = properties
     if used or not sink.aws:
         properties = _with_used_aws(made.objects, given, properties)
     else:
         at = sink.named_at.get("aws", sink.location)
         properties = _with_aws(made.objects, sink.aws, at, properties)
+    if properties.keys() != before.keys():
+        name = used.value.text if used else sink.aws
+        aws = named(made.objects, Connection, name, given.location)
+        _place(made, "catalog", properties, aws)
+    _place(made, "catalog", {"name": given.name, **properties}, given)
     return {"name": given.name, **properties}
 
 
@@ -244,7 +291,7 @@ def _with_used_aws(
     used = catalog.options.get("aws-connection")
     if not used:
         return properties
-    return _with_aws(objects, used.value.text.lower(), used.location, properties)
+    return _with_aws(objects, used.value.text, used.location, properties)
 
 
 def _with_aws(
@@ -273,13 +320,55 @@ def _tables(made: Document) -> None:
             made.locations[f"table.{number}"] = made.locations[f"table.{number}.name"] = (
                 table.location
             )
-        for setting, option in {**shared, **table.options}.items():
+        own = _with_mode({**shared, **table.options})
+        if made.items:
+            own = _with_columns(made, own)
+        for setting, option in own.items():
             made.put(setting, option, number=number)
     dead = sink.options.get(("dead_letters", "table"))
     if dead:
         name = Option(qualified(sink, str(dead.value)), dead.location)
         options: Settings = {**sink.options, ("dead_letters", "table"): name}
         made.sink = dataclasses.replace(sink, options=options)
+
+
+def _with_mode(options: Settings) -> Settings:
+    """KEY alone replaces rows; with MODE APPEND it names the columns that identify a row."""
+    key, mode = options.get(("table", "key")), options.get(("table", "mode"))
+    if not key:
+        return options
+    if not mode:
+        return {**options, ("table", "mode"): Option("upsert", key.location)}
+    if mode.value != "append":
+        return options
+    if ("table", "identifier_fields") in options:
+        raise refusal(
+            key.location, "KEY with MODE APPEND is IDENTIFIER FIELDS; expected one of them"
+        )
+    made = {setting: option for setting, option in options.items() if option is not key}
+    return {**made, ("table", "identifier_fields"): key}
+
+
+def _with_columns(made: Document, options: Settings) -> Settings:
+    assert made.view
+    if given := options.get(("table", "select")):
+        raise refusal(given.location, f"view {made.view.name} selects the columns already")
+    texts = [_item_text(item) for item in made.items]
+    return {**options, ("table", "select"): Option(texts, _place_in(made.view, 0))}
+
+
+def _item_text(item: Item | Star) -> str:
+    """The text of a column; `parse_item` reads it."""
+    if isinstance(item, Star):
+        excluded = ", ".join(map(quoted, item.excluded))
+        return f"* except ({excluded})" if excluded else "*"
+    if isinstance(item.of, Literal):
+        value = item.of.value
+        text = str(value).lower() if isinstance(value, bool) else literal(str(value))
+        return f"{text} as {quoted(item.name)}"
+    path = item.of.names if isinstance(item.of, Column) else ()
+    text = ".".join(map(quoted, path)) or KEY
+    return text if item.name == [KEY, *path][-1] else f"{text} as {quoted(item.name)}"
 
 
 def qualified(sink: SinkStatement, name: str) -> str:
@@ -308,11 +397,24 @@ def _routes(made: Document, source: SourceClause) -> None:
         if envelope and route.action != "skip":
             made.put(("route", "envelope"), envelope, number=number)
         for setting, option in route.options.items():
+            if setting == ("route", "field") and made.items:
+                option = _field_of_record(made, option)
             made.put(setting, option, number=number)
         if route.tables:
             content["to"] = [qualified(sink, name) for name in route.tables]
         if route.action == "skip":
             content["skip"] = True
+
+
+def _field_of_record(made: Document, option: Option) -> Option:
+    """The field that a column of the view is."""
+    path = Selection(made.items).source(option.value)
+    if path is None or not made.view:
+        name = made.view.name if made.view else ""
+        raise refusal(
+            option.location, f"{option.value} is no column of view {name} as Kafka has it"
+        )
+    return dataclasses.replace(option, value=".".join(path))
 
 
 def _last(route: RouteClause) -> bool:

@@ -64,7 +64,7 @@ def value_text(value: Any) -> str:
     if isinstance(value, SecretName):
         return f"SECRET {name_text(value.name)}"
     if isinstance(value, Word):
-        return name_text(value.text.lower())
+        return name_text(value.text)
     if isinstance(value, list):
         if all(isinstance(item, str) for item in value):
             return terms_text(value)

@@ -11,6 +11,7 @@ section and one of its keys. A key of a section that passes through stands in qu
 from __future__ import annotations
 
 import dataclasses
+import re
 import typing
 from collections.abc import Iterator
 from contextlib import suppress
@@ -85,6 +86,9 @@ def setting_of(words: tuple[str, ...], key: str, scopes: tuple[str, ...]) -> Set
     elif not words and "sink" in scopes and key.startswith("spark."):
         return "spark", key
     if not words:
+        plain = shown(key.replace("-", "_").lower())
+        if plain in option_names(scopes):
+            raise UnknownOption(f"; expected {plain} without quotes")
         raise UnknownOption("; expected its section before it, as in KAFKA 'client.id'")
     for section in _candidates(scopes):
         rest = _behind(section, name, bool(key))
@@ -160,3 +164,38 @@ def type_of(setting: Setting) -> str:
     """The declared type of a setting; that of keys that pass through is `str`."""
     section = sections().get(setting[0])
     return section.keys.get(setting[1], "str") if section else "str"
+
+
+_TOML = re.compile(r"\[\[?(\w+(?:\.\w+)?)\]\]?(?: (\w+)\b)?")
+#: What sections are called in statements.
+_CALLED = {"table": "TABLE", "route": "ROUTE", "transform": "a query for Spark", "sink": "the sink"}
+_CALLED |= {"kafka": "the Kafka connection", "catalog": "the catalog's connection"}
+_CALLED |= {"decode.registry": "the registry's connection", "decode": "FORMAT"}
+_CALLED |= {"dead_letters": "DEAD LETTERS TABLE"}
+
+
+def in_words(text: str) -> str:
+    """A message about settings of TOML, in the words of statements."""
+
+    def words(match: re.Match[str]) -> str:
+        section, key = match[1], match[2] or ""
+        known = sections().get(section)
+        if known and key in known.keys:
+            if (section, key) in SAID:
+                return shown(key)
+            return option_name((section, key), ("sink", "table"))
+        if known is None:
+            return match[0]
+        called = _CALLED.get(section, shown(section))
+        return f"{called} {key}".rstrip()
+
+    lines = []
+    for line in text.splitlines():
+        setting = re.fullmatch(r"(\w+) = (.*)", line)
+        if setting:
+            value = setting[2].replace("'", "''").replace('"', "'")
+            value = re.sub(r"^\[(.*)\]$", r"(\1)", value)
+            lines.append(f"{shown(setting[1])} = {value}")
+        elif not re.fullmatch(r"\[\[?[\w.]+\]\]?", line):
+            lines.append(_TOML.sub(words, line))
+    return ", ".join(lines) if "\n" in text else "".join(lines)

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 from lark import Token, Tree
 
 from frazil.config.settings import SECRET
 from frazil.errors import SqlError
-from frazil.sql.option_names import SAID, UnknownOption, setting_of, type_of
+from frazil.sql.option_names import SAID, UnknownOption, sections, setting_of, type_of
 from frazil.sql.source_text import SourceText
 from frazil.sql.statements import Option, SecretName, Setting, SourceLocation, Word
 
@@ -82,18 +83,19 @@ def _split(source: SourceText, parts: list[Node]) -> tuple[tuple[str, ...], str,
     last = parts[-1]
     at = first(last) or first(parts[0])
     kinds = [kind_of(part) for part in parts]
+    value: Any
     words = [str(part).upper() for part in parts]
     if len(parts) == 1 and kinds[0] in ("STRING", "QUOTED"):
         return (), str(last), None, at
-    if kinds[-1] != "NAME":
+    if len(parts) > 2 and words[-2] == "SECRET" and kinds[-1] in ("NAME", "QUOTED"):
+        value, parts = SecretName(identifier(last)), parts[:-2]
+    elif len(parts) > 1 and words[-2] == "CONNECTION" and kinds[-1] in ("NAME", "QUOTED"):
+        value, parts = Word(identifier(last)), parts[:-1]
+    elif kinds[-1] != "NAME":
         before = -2 if isinstance(last, Tree) and words[-2:-1] and _collects(words, kinds) else -1
         value, parts = value_of(source, parts[before:]), parts[:before]
-    elif len(parts) > 2 and words[-2] == "SECRET":
-        value, parts = SecretName(identifier(last)), parts[:-2]
     elif len(parts) > 1 and words[-1] in ("TRUE", "FALSE"):
         value, parts = words[-1] == "TRUE", parts[:-1]
-    elif len(parts) > 1 and words[-2] == "CONNECTION":
-        value, parts = Word(identifier(last)), parts[:-1]
     else:
         value = None
     if not parts:
@@ -121,8 +123,8 @@ def value_of(source: SourceText, parts: list[Node]) -> Any:
         return number(str(last))
     if last.type == "NAME":
         upper = str(last).upper()
-        return upper == "TRUE" if upper in ("TRUE", "FALSE") else Word(str(last))
-    return Word(str(last)) if last.type == "QUOTED" else str(last)
+        return upper == "TRUE" if upper in ("TRUE", "FALSE") else Word(identifier(last))
+    return Word(identifier(last)) if last.type == "QUOTED" else str(last)
 
 
 def _collection(source: SourceText, tree: Tree[Token]) -> Any:
@@ -148,15 +150,22 @@ def _entry(source: SourceText, value: Any) -> Any:
 
 def texts(source: SourceText, tree: Tree[Token]) -> list[str]:
     """The items of `(day(placed_at), bucket(16, id), 'a text')`, as texts."""
-    return [_term(item) for item in tree.children]
+    return [_term(source, item) for item in tree.children]
 
 
-def _term(item: Any) -> str:
+#: What may stand behind a term of SORT BY.
+_ORDERS = {"ASC", "DESC", "NULLS", "FIRST", "LAST"}
+
+
+def _term(source: SourceText, item: Any) -> str:
     text = ""
-    for atom in item.children:
+    for before, atom in zip([None, *item.children], item.children, strict=False):
+        names = [kind_of(part) in ("NAME", "QUOTED", "STRING") for part in (before, atom)]
+        if all(names) and str(atom).upper() not in _ORDERS:
+            raise source.error(first(atom), f"expected ',' or ')' before {atom}")
         if isinstance(atom, Tree):
             # the name of a function, as BUCKET, is lower-case; names of columns stay as they are
-            text = f"{text.lower()}({', '.join(_term(below) for below in atom.children)})"
+            text = f"{text.lower()}({', '.join(_term(source, below) for below in atom.children)})"
         elif atom.type == "DOT":
             text += "."
         else:
@@ -185,10 +194,8 @@ def identifier(token: Any) -> str:
 
 def first(node: Any) -> int:
     """Where a node of the tree begins."""
-    while isinstance(node, Tree):
-        if not node.children:
-            return 0
-        node = node.children[0]
+    if isinstance(node, Tree):
+        return 0 if node.meta.empty else node.meta.start_pos
     return getattr(node, "start_pos", 0) or 0
 
 
@@ -201,7 +208,7 @@ def settings(
 ) -> dict[Setting, Option]:
     """The settings that options name; `removing`: they have no values (RESET)."""
     made: dict[Setting, Option] = {}
-    for option in options:
+    for option in chain.from_iterable(map(_keys_of, options)):
         setting, value = _setting(option, scopes, removing)
         if not allowed(setting):
             raise option.error(
@@ -211,6 +218,16 @@ def settings(
             raise option.error(f"{option.shown} is given twice")
         made[setting] = Option(_fitted(option, setting, value), option.value_location)
     return made
+
+
+def _keys_of(option: RawOption) -> Iterator[RawOption]:
+    """`KAFKA = MAP ['a' => 1]` is `KAFKA 'a' = 1`."""
+    names = {name.replace(".", "_") for name, of in sections().items() if of.passes_through}
+    if isinstance(option.value, Mapping) and "_".join(option.words).lower() in names:
+        for key, value in option.value.items():
+            yield replace(option, key=key, value=value)
+    else:
+        yield option
 
 
 def _setting(option: RawOption, scopes: tuple[str, ...], removing: bool) -> tuple[Setting, Any]:
@@ -235,6 +252,9 @@ def _setting(option: RawOption, scopes: tuple[str, ...], removing: bool) -> tupl
     return setting, value
 
 
+_COLUMNS = {("table", "key"), ("table", "identifier_fields")}
+
+
 def unknown(option: RawOption, known: str) -> SqlError:
     cut = option.shown.split("'")[0].strip() != " ".join(option.words).upper()
     return option.error(f"unknown option {option.shown}{'' if cut else known}")
@@ -249,6 +269,12 @@ def _fitted(option: RawOption, setting: Setting, value: Any) -> Any:
         raise option.value_location.source.error(
             option.value_location.at, f"expected a value in single quotes{shown}"
         )
+    if setting in _COLUMNS and any(re.fullmatch(r"\w+\(.*\)", str(text)) for text in value):
+        at = option.value_location
+        raise at.source.error(at.at, f"{option.shown} takes columns, and no functions of them")
+    if setting[0] == "route" and kind == "str" and isinstance(value, (int, float)):
+        at = option.value_location
+        raise at.source.error(at.at, f"expected a text in single quotes, found {value}")
     if kind.startswith("tuple") and isinstance(value, (str, int, float)):
         return [str(value)]
     if value == [] and "dict" in kind:

@@ -1,7 +1,8 @@
 """Tokens → trees of statements, by the grammar in `grammar.lark` (LALR, with lark).
 
 In: a `SourceText`. Out: one lark tree per statement, whose tokens know their place. A word is a
-keyword only where the grammar expects one, so that every name and option may be any word. Raises
+keyword only where the statement goes on with it, so that every name and option may be any word;
+the source of a view ends where the grammar ends it, and what is behind it is Spark's. Raises
 `SqlError` that names what is expected, in the words of the language.
 """
 
@@ -10,16 +11,17 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterator
+from copy import copy
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from lark import Lark, Token, Tree
 from lark.exceptions import UnexpectedToken
 from lark.lexer import Lexer
 
 from frazil.errors import SqlError
-from frazil.sql.lexer import RawStatement, RawToken, statements
+from frazil.sql.lexer import RawToken, next_token, open_quote, query_token
 from frazil.sql.source_text import SourceText
 
 _GRAMMAR = Path(__file__).with_name("grammar.lark")
@@ -41,10 +43,17 @@ _CALLED = {
     "_ARROW": "'=>'",
     "_DOT": "'.'",
 }
-#: Keywords that stay in the tree, to tell where a clause begins.
-_KEPT = frozenset(["ROUTE"])
-#: The words that begin the source in a view's query.
-_SOURCE = ["KAFKA", "CONNECTION"]
+#: Clauses of a source or a sink: behind the source of a view they are no part of the query.
+_NO_QUERY = ("FORMAT", "ENVELOPE", "USING", "TO", "INTO")
+_TABLES = "a sink makes its tables: CREATE CONNECTION …, CREATE SINK … FROM … TO ICEBERG CATALOG …"
+_VIEWS = "a query stands in a view: CREATE VIEW v AS SELECT … FROM KAFKA CONNECTION name (…) …"
+#: What other systems have in place of connections, views and sinks.
+_ELSEWHERE = {
+    **dict.fromkeys(("TABLE", "STREAM", "SOURCE", "CATALOG", "DATABASE", "SCHEMA"), _TABLES),
+    **dict.fromkeys(("SELECT", "INSERT", "WITH", "MATERIALIZED"), _VIEWS),
+}
+#: Brackets within brackets: more of them are no options.
+_DEEPEST = 50
 
 
 class _NoLexer(Lexer):
@@ -65,143 +74,203 @@ def _terminals() -> frozenset[str]:
 @cache
 def _parser() -> Lark:
     declared = f"{_GRAMMAR.read_text()}\n%declare {' '.join(sorted(_terminals()))}\n"
-    return Lark(declared, parser="lalr", lexer=_NoLexer)
+    return Lark(declared, parser="lalr", lexer=_NoLexer, propagate_positions=True)
 
 
 @cache
 def keywords() -> frozenset[str]:
     """All keywords of the language."""
     words = (name[1:] for name in _terminals() if name[0] == "_" and name not in _CALLED)
-    return frozenset(words) | _KEPT
+    return frozenset(words)
 
 
-def parse(source: SourceText) -> Iterator[tuple[RawStatement, Tree[Token]]]:
-    for statement in statements(source):
-        yield statement, _tree(source, statement)
+class ParsedStatement(NamedTuple):
+    tree: Tree[Token]
+    start: int
+    #: behind its last token
+    end: int
+    #: behind its `;`; 0: it has none
+    behind: int
 
 
-def expected_terminals(source: SourceText, statement: RawStatement) -> set[str]:
-    """The terminals that may stand behind a statement's tokens. Raises `SqlError` where no
-    statement begins like this."""
-    state: Any = _parser().parse_interactive("")
+def parse(source: SourceText) -> Iterator[ParsedStatement]:
+    at = 0
+    while True:
+        statement = _OpenStatement(source, at)
+        while statement.feed():
+            pass
+        if statement.tokens:
+            tree = statement.tree()
+            start, end = statement.tokens[0].start, statement.tokens[-1].end
+            yield ParsedStatement(tree, start, end, statement.behind)
+        if not statement.behind:
+            return
+        at = statement.behind
+
+
+def open_statement(source: SourceText) -> tuple[list[RawToken], set[str]]:
+    """The tokens of the last statement, if it has no `;`, and the terminals that may stand behind
+    them: none where no statement begins like this."""
+    at = 0
+    while True:
+        statement = _OpenStatement(source, at)
+        try:
+            while statement.feed():
+                pass
+            expected = set(statement.state.accepts())
+        except SqlError as error:
+            if error.path == ("open",):
+                raise
+            expected = set()
+            statement.skip()
+        if not statement.behind:
+            return statement.tokens, expected
+        at = statement.behind
+
+
+def is_open(text: str) -> bool:
+    """Whether a text is not complete yet: its last statement lacks `;`, or a quote its end."""
     try:
-        for token in _with_query(source, statement):
-            state.feed_token(Token(_terminal(token, state.choices()), token.value))
-    except UnexpectedToken as error:
-        raise source.error(statement.end, str(error.token)) from None
-    return set(state.accepts())
+        return bool(open_statement(SourceText("", text))[0])
+    except SqlError:
+        return True
 
 
-def _tree(source: SourceText, statement: RawStatement) -> Tree[Token]:
-    state: Any = _parser().parse_interactive("")
-    tokens = _with_query(source, statement)
-    last = statement.end
-    try:
-        for token in tokens:
-            kind = _terminal(token, state.choices())
-            state.feed_token(Token(kind, token.value, start_pos=token.start, end_pos=token.end))
-        end = Token("$END", "", start_pos=last, end_pos=last)
-        result: Tree[Token] = state.feed_token(end)
-    except UnexpectedToken as error:
-        raise _unexpected(source, statement, error.token, state.accepts()) from None
-    return result
+class _OpenStatement:
+    """A statement as far as it is read."""
 
+    def __init__(self, source: SourceText, at: int) -> None:
+        self.source = source
+        self.tokens: list[RawToken] = []
+        self.behind = 0
+        self.state: Any = _parser().parse_interactive("")
+        self._at = at
+        self._depth = 0
 
-def _terminal(token: RawToken, choices: dict[str, Any]) -> str:
-    if token.kind == "NAME":
-        word = token.value.upper()
-        keyword = word if word in _KEPT else f"_{word}"
-        return keyword if keyword in choices else "NAME"
-    if token.kind in choices or token.kind in _CALLED:
-        return token.kind if f"_{token.kind}" not in choices else f"_{token.kind}"
-    return f"_{token.kind}"
-
-
-def _with_query(source: SourceText, statement: RawStatement) -> Iterator[RawToken]:
-    """The tokens, with the query of a view as one token before its source and one behind it. The
-    source is what stands from `KAFKA CONNECTION` to the last clause that the grammar knows."""
-    if not statement.query:
-        yield from statement.tokens
-        return
-    tokens = statement.tokens
-    yield from tokens[: statement.query]
-    first = _source_of(source, tokens, statement.query)
-    begin = tokens[statement.query - 1].end
-    head = tokens[first].start if first < len(tokens) else statement.end
-    if head > begin:
-        yield RawToken("QUERY", source.text[begin:head], begin, head)
-    end = _behind_source(tokens, first)
-    yield from tokens[first:end]
-    if end < len(tokens):
-        begin = tokens[end - 1].end
-        again = _source_of(source, tokens, end)
-        if again < len(tokens):
-            raise source.error(
-                tokens[again].start, "a view reads one Kafka connection; expected no second one"
+    def feed(self) -> bool:
+        """Reads a token; False: the statement ends before it."""
+        token = self._next()
+        if self._ends(token):
+            return False
+        self._depth += {"LPAR": 1, "LSQB": 1, "RPAR": -1, "RSQB": -1}.get(token.kind, 0)
+        if self._depth > _DEEPEST:
+            raise self.source.error(token.start, f"more than {_DEEPEST} brackets are open here")
+        kind = self._terminal(token)
+        self.tokens.append(token)
+        self._at = token.end
+        try:
+            self.state.feed_token(
+                Token(kind, token.value, start_pos=token.start, end_pos=token.end)
             )
-        yield RawToken("QUERY", source.text[begin : statement.end], begin, statement.end)
+        except UnexpectedToken as error:
+            raise self._unexpected(error.token, token) from None
+        return True
 
+    def tree(self) -> Tree[Token]:
+        last = self.tokens[-1].end
+        try:
+            end = Token("$END", "", start_pos=last, end_pos=last)
+            tree: Tree[Token] = self.state.feed_token(end)
+        except UnexpectedToken as error:
+            raise self._unexpected(error.token, None) from None
+        return tree
 
-def _source_of(source: SourceText, tokens: list[RawToken], first: int) -> int:
-    """Number of the token where `KAFKA CONNECTION` begins, or of the end."""
-    for number in range(first, len(tokens) - 1):
-        if _upper(tokens[number : number + 2]) == _SOURCE:
-            if number and _upper(tokens[number - 1 : number]) != ["FROM"]:
-                raise source.error(
-                    tokens[number].start, "expected FROM before KAFKA CONNECTION in a view's query"
-                )
-            return number
-    return len(tokens)
+    def skip(self) -> None:
+        """To the end of a statement that cannot be read."""
+        while not self._ends(token := next_token(self.source, self._at)):
+            self.tokens.append(token)
+            self._at = token.end
 
+    def _ends(self, token: RawToken) -> bool:
+        if token.kind == "OPEN":
+            fact = f"{open_quote(token)} that begins here has no end"
+            raise self.source.error(token.start, fact, path=("open",))
+        if token.kind == "SEMICOLON":
+            self.behind = token.end
+        return token.kind in ("SEMICOLON", "END")
 
-def _behind_source(tokens: list[RawToken], first: int) -> int:
-    """Number of the first token behind the source: its options, and FORMAT and ENVELOPE."""
-    at = _behind_parentheses(tokens, first + 3)
-    if _upper(tokens[at : at + 1]) == ["FORMAT"]:
-        at += 2
-        if _upper(tokens[at : at + 1]) == ["USING"]:
-            at += 1
-            while at < len(tokens) and tokens[at].value.upper() in _OF_SCHEMAS:
-                at += 1
-            at += 1
-        at = _behind_parentheses(tokens, at)
-    if _upper(tokens[at : at + 1]) == ["ENVELOPE"]:
-        at += 2
-    return min(at, len(tokens))
+    def _next(self) -> RawToken:
+        choices = self.state.choices()
+        if choices.keys() == {"QUERY"}:
+            token = query_token(self.source, self._at, head=True)
+            return token if token.value.strip() else next_token(self.source, self._at)
+        token = next_token(self.source, self._at)
+        if token.kind in ("END", "SEMICOLON") or "QUERY" not in choices:
+            return token
+        if not any(fed.kind == "QUERY" for fed in self.tokens):  # the source of a sink
+            return token
+        word = token.value.upper() if token.kind == "NAME" else ""
+        if f"_{word}" in choices or f"_{token.kind}" in choices or word in _NO_QUERY:
+            return token
+        return query_token(self.source, self._at, head=False)
 
+    def _terminal(self, token: RawToken) -> str:
+        choices = self.state.choices()
+        if token.kind == "ODD":
+            raise self._odd(token)
+        if token.kind != "NAME":
+            kind = f"_{token.kind}"
+            plain = token.kind in choices or token.kind in _CALLED
+            return token.kind if plain and kind not in choices else kind
+        word = token.value.upper()
+        keyword = f"_{word}"
+        if keyword not in choices:
+            return keyword if word in _NO_QUERY and "QUERY" in choices else "NAME"
+        if "NAME" not in choices:
+            return keyword
+        behind = next_token(self.source, token.end)
+        as_name = self._goes_on("NAME", behind) and not self._goes_on(keyword, behind)
+        return "NAME" if as_name else keyword
 
-_OF_SCHEMAS = {"CONFLUENT", "SCHEMA", "REGISTRY", "CONNECTION", "FILE"}
+    def _goes_on(self, kind: str, behind: RawToken) -> bool:
+        """Whether the statement may go on with this terminal, and this token behind it."""
+        kinds = {"END": ["$END"], "SEMICOLON": ["$END"], "NAME": ["NAME"]}.get(behind.kind)
+        kinds = kinds or [behind.kind, f"_{behind.kind}"]
+        if behind.kind == "NAME":
+            kinds.append(f"_{behind.value.upper()}")
+        return any(self._accepts(kind, other) for other in kinds)
 
+    def _accepts(self, *kinds: str) -> bool:
+        trial = self.state.copy(deepcopy_values=False)
+        trial.parser_state.parse_conf = copy(trial.parser_state.parse_conf)
+        trial.parser_state.parse_conf.callbacks = {}
+        try:
+            for kind in kinds:
+                trial.feed_token(Token(kind, ""))
+        except UnexpectedToken:
+            return False
+        return True
 
-def _behind_parentheses(tokens: list[RawToken], at: int) -> int:
-    depth = 0
-    for number in range(at, len(tokens)):
-        depth += {"LPAR": 1, "RPAR": -1}.get(tokens[number].kind, 0)
-        if not depth:
-            return number + 1 if number > at else at
-    return at if depth == 0 else len(tokens)
+    # ── what is said of a statement that cannot be read ──────────────────────────────────────────
 
+    def _odd(self, token: RawToken) -> SqlError:
+        hint = ""
+        if token.value in "<>!*+/%|&":
+            hint = "a ROUTE compares with = and IN; other conditions and columns are for a view: "
+            hint += "CREATE VIEW v AS SELECT … WHERE …"
+        return self.source.error(
+            token.start,
+            "this sign is none of SQL's; expected a word, a number or a text in quotes",
+            hint=hint,
+        )
 
-def _upper(tokens: list[RawToken]) -> list[str]:
-    return [token.value.upper() for token in tokens if token.kind == "NAME"]
-
-
-def _unexpected(
-    source: SourceText, statement: RawStatement, token: Token, accepted: set[str]
-) -> SqlError:
-    at = token.start_pos if token.start_pos is not None else statement.end
-    word = source.text[at : token.end_pos] if token.type == "NAME" else ""
-    hidden = any(first <= at < last for first, last in source.secrets)
-    expected = sorted({_CALLED.get(name, name.removeprefix("_")) for name in accepted})
-    fact = f"expected {_or(expected)}, found {_found(token, '' if hidden else word)}"
-    if near := difflib.get_close_matches(word.upper(), expected, n=1, cutoff=0.6):
-        fact += f"; did you mean {near[0]}?"
-    hint = ""
-    if token.type == "QUOTED" and "STRING" in accepted:
-        hint = "a text is written in single quotes; double quotes are for names"
-    elif statement.query and token.type == "$END" and "_KAFKA" in accepted:
-        hint = "the query of a view reads FROM KAFKA CONNECTION name (TOPIC '…') FORMAT …"
-    return source.error(at, fact, hint=hint)
+    def _unexpected(self, token: Token, raw: RawToken | None) -> SqlError:
+        at = token.start_pos if token.start_pos is not None else self.tokens[-1].end
+        word = self.source.text[at : token.end_pos] if token.type == "NAME" else ""
+        hidden = any(first <= at < last for first, last in self.source.secrets)
+        accepted = self.state.accepts()
+        expected = sorted({_CALLED.get(name, name.removeprefix("_")) for name in accepted})
+        fact = f"expected {_or(expected)}, found {_found(token, '' if hidden else word)}"
+        if near := difflib.get_close_matches(word.upper(), expected, n=1, cutoff=0.6):
+            fact += f"; did you mean {near[0]}?"
+        hint = ""
+        if token.type == "QUOTED" and "STRING" in accepted:
+            hint = "a text stands in single quotes; double quotes are for names"
+        elif len(self.tokens) <= 2 and word.upper() in _ELSEWHERE:
+            hint = _ELSEWHERE[word.upper()]
+        elif "_KAFKA" in accepted and "_NOT" not in accepted and raw is None:
+            hint = "the query of a view reads FROM KAFKA CONNECTION name (TOPIC '…') FORMAT …"
+        return self.source.error(at, fact, hint=hint)
 
 
 def _found(token: Token, word: str) -> str:
@@ -209,7 +278,7 @@ def _found(token: Token, word: str) -> str:
         return word if 0 < len(word) <= 40 else "another word"
     if token.type in keywords() or (token.type[0] == "_" and token.type not in _CALLED):
         return token.type.removeprefix("_")
-    return _CALLED.get(token.type, "a sign" if token.type != "PIECE" else "a part of a query")
+    return _CALLED.get(token.type, "a sign")
 
 
 def _or(words: list[str]) -> str:

@@ -25,11 +25,17 @@ _PIECE = re.compile(
 )
 #: Words that a value follows without a sign between them.
 _BEFORE = ("password", "passphrase", "token", "credential", "as", "key")
-#: Words that may be meant as part of a secret.
-_ALIKE = re.compile(r"pass|pw\b|pwd|secr|cred|token")
+#: Words that somebody may have meant to be one of a secret.
+_ALIKE = re.compile(r"pass|pw\b|pwd|secr|cred|token|webhook")
 #: How many words before a value may make it a secret.
 _NEAR = 50
-_USER_INFO = re.compile(r"(?<=://)[^/\s'\"@]*:[^/\s'\"@]*(?=@)|(?<=password=)[^&;\s'\"]+", re.I)
+_USER_INFO = re.compile(
+    r"(?<=://)[^/\s'\"@]*:[^/\s'\"@]*(?=@)"
+    r"|(?<=:)[^/\s:@'\"]+/[^/\s:@'\"]+(?=@)"
+    r"|(?:(?<=password=)|(?<=api_key=)|(?<=apikey=)|(?<=access_key=)|(?<=token=)|(?<=secret=)"
+    r"|(?<=sig=)|(?<=pwd=))[^&;\s'\"]+",
+    re.I,
+)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ the names of the config's settings: `("sink", "commit_interval")`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
@@ -88,6 +88,8 @@ class View:
     source: SourceClause
     tail: str = ""
     location: SourceLocation | None = field(default=None, compare=False)
+    #: where the parts of the query begin
+    parts: Sequence[SourceLocation] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True)
@@ -141,6 +143,8 @@ class Create:
     definition: Definition
     replace: bool = False
     if_not_exists: bool = False
+    #: also if it leaves a ledger behind
+    force: bool = False
     location: SourceLocation | None = field(default=None, compare=False)
 
 
@@ -154,6 +158,7 @@ class Alter:
     table: str = ""
     #: RESET: the options have no values
     removing: bool = False
+    force: bool = False
     location: SourceLocation | None = field(default=None, compare=False)
 
 

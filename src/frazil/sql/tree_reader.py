@@ -7,16 +7,18 @@ allows and no statement can mean: an unknown option, a clause that stands twice,
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import Any
 
 from lark import Token, Tree
 
+from frazil.config.sections import ENVELOPES, FORMATS
 from frazil.config.settings import REFERENCE
 from frazil.sql import options as reading
 from frazil.sql.connections import connection_options
 from frazil.sql.option_names import SAID
 from frazil.sql.options import first, identifier
-from frazil.sql.parser import parse
+from frazil.sql.parser import ParsedStatement, parse
 from frazil.sql.source_text import SourceText
 from frazil.sql.statements import (
     Alter,
@@ -45,10 +47,18 @@ _COMMANDS = {"start_sink": "start", "stop_sink": "stop"}
 
 def read_statements(text: str, name: str = "statement") -> list[Statement]:
     """`name`: of the file, for errors."""
+    return [statement for _, statement in spanned_statements(text, name)]
+
+
+@lru_cache(1024)
+def spanned_statements(text: str, name: str) -> tuple[tuple[ParsedStatement, Statement], ...]:
+    """The statements of a text, each with its place there. Kept, because a change of definitions
+    reads all of them again."""
     source = SourceText(name, text)
-    return [
-        _statement(source, tree, SourceLocation(source, raw.start)) for raw, tree in parse(source)
-    ]
+    return tuple(
+        (parsed, _statement(source, parsed.tree, SourceLocation(source, parsed.start)))
+        for parsed in parse(source)
+    )
 
 
 def _statement(source: SourceText, tree: Tree[Token], location: SourceLocation) -> Statement:
@@ -56,9 +66,12 @@ def _statement(source: SourceText, tree: Tree[Token], location: SourceLocation) 
     if kind == "create":
         *replace, created = trees(tree)
         parts = trees(created)
+        if replace and any(part.data == "if_not_exists" for part in parts):
+            raise source.error(location.at, "expected OR REPLACE or IF NOT EXISTS, found both")
         return Create(
             _BUILDERS[created.data](source, created, location),
             replace=bool(replace),
+            force=any(trees(part) for part in replace),
             if_not_exists=any(part.data == "if_not_exists" for part in parts),
             location=location,
         )
@@ -129,12 +142,14 @@ def _connection(source: SourceText, tree: Tree[Token], location: SourceLocation)
 
 
 def _view(source: SourceText, tree: Tree[Token], location: SourceLocation) -> Definition:
-    queries = [str(child) for child in tree.children if isinstance(child, Token)]
+    queries = [child for child in tree.children if isinstance(child, Token)]
     (kafka,) = (part for part in trees(tree) if part.data == "kafka")
-    tail = queries[1] if len(queries) > 1 else ""
-    return View(
-        _named(source, tree), queries[0].lstrip(), _kafka(source, kafka), tail.rstrip(), location
-    )
+    head, *tails = queries
+    tail = str(tails[0]).rstrip() if tails else ""
+    lead = len(head) - len(head.lstrip())
+    parts = [SourceLocation(source, (head.start_pos or 0) + lead)]
+    parts += [SourceLocation(source, token.start_pos or 0) for token in tails]
+    return View(_named(source, tree), head.lstrip(), _kafka(source, kafka), tail, location, parts)
 
 
 def _kafka(source: SourceText, tree: Tree[Token]) -> SourceClause:
@@ -155,13 +170,22 @@ def _kafka(source: SourceText, tree: Tree[Token]) -> SourceClause:
     registry = ""
     for clause in clauses:
         if clause.data == "envelope":
-            token = clause.children[0]
-            made["route", "envelope"] = Option(
-                str(token).lower(), SourceLocation(source, first(token))
-            )
+            word = _known(source, clause, ENVELOPES[1:])
+            made["route", "envelope"] = Option(word, SourceLocation(source, first(clause)))
         else:
             registry = _format(source, clause, made)
     return SourceClause(_name(source, name), made, registry, location)
+
+
+def _known(source: SourceText, tree: Tree[Token], known: tuple[str, ...]) -> str:
+    """The word of a clause that takes one of a few."""
+    token = tree.children[0]
+    word = str(token).lower()
+    if word not in known:
+        words = " or ".join(known).upper()
+        fact = f"expected {words} behind {str(tree.data).upper()}, found {str(token)[:40]}"
+        raise source.error(first(token), fact)
+    return word
 
 
 def _texts_of(option: reading.RawOption) -> list[str]:
@@ -175,7 +199,8 @@ def _texts_of(option: reading.RawOption) -> list[str]:
 def _format(source: SourceText, tree: Tree[Token], made: dict[Setting, Option]) -> str:
     """Adds the settings of `[decode]`; returns the name of the registry's connection."""
     word = tree.children[0]
-    kind, registry = str(word).lower(), ""
+    known = dict.fromkeys(name.removeprefix("confluent-") for name in FORMATS)
+    kind, registry = _known(source, tree, tuple(known)), ""
     for part in trees(tree):
         if part.data == "options":
             made |= reading.settings(reading.raw_options(source, part), ("decode",))
@@ -271,17 +296,20 @@ def _option(
 
 def _list_clause(source: SourceText, clause: Tree[Token], fields: dict[str, Any]) -> None:
     items = trees(clause)[0]
+    for item in trees(items) if clause.data == "key" else ():
+        if trees(item):
+            raise source.error(first(item), "KEY takes columns, and no functions of them")
     _option("table", clause.data, reading.texts(source, items), source, clause, fields)
 
 
 def _mode(source: SourceText, clause: Tree[Token], fields: dict[str, Any]) -> None:
     word = clause.children[0]
-    _option("table", "mode", str(word).lower(), source, word, fields)
+    _option("table", "mode", str(word).lower(), source, clause, fields)
 
 
 def _dead_letters(source: SourceText, clause: Tree[Token], fields: dict[str, Any]) -> None:
     (text,) = trees(clause)
-    _option("dead_letters", "table", _text(text), source, text, fields)
+    _option("dead_letters", "table", _text(text), source, clause, fields)
 
 
 def _with(source: SourceText, clause: Tree[Token], fields: dict[str, Any]) -> None:
@@ -345,6 +373,10 @@ def _conditions(source: SourceText, tree: Tree[Token], made: dict[Setting, Optio
             key = "header" if head.data == "header" else "field"
             name = head.children[0]
             text = path_text(name) if isinstance(name, Tree) else str(name)
+            if isinstance(name, Tree) and any("." in str(part) for part in name.children):
+                raise source.error(
+                    first(name), "a field whose own name has a dot cannot be named here"
+                )
             values = [_literal(node) for node in rest]
             pairs = [(key, text, head), *([("values", values, rest[0])] if values else [])]
         elif condition.data == "of_pattern":
@@ -379,7 +411,13 @@ def _alter(source: SourceText, tree: Tree[Token], location: SourceLocation) -> S
     elif table:
         raise source.error(location.at, "a connection has no tables")
     return Alter(
-        (kind, _named(source, tree)), options, "if_exists" in names, table, removing, location
+        (kind, _named(source, tree)),
+        options,
+        "if_exists" in names,
+        table,
+        removing,
+        "force" in names,
+        location,
     )
 
 
