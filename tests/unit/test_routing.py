@@ -4,6 +4,7 @@ import datetime as dt
 import json
 import pickle
 import random
+import re
 import uuid
 from collections.abc import Callable, Sequence
 from decimal import Decimal

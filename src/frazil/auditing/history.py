@@ -68,17 +68,15 @@ class SinkLedger:
     complete: bool
 
 
-class TableHistory:
-    """The history of a table, for all of its sinks."""
+class ForeignHistory:
+    """The commits of other writers to a table."""
 
-    def __init__(self, evidence: Evidence) -> None:
-        oldest_first = list(evidence.history)[::-1]
-        self.complete = not oldest_first or oldest_first[0].parent is None
-        self._oldest = oldest_first[0] if oldest_first else None
-        self._ids = {snapshot.id for snapshot in oldest_first}
-        by_sink: dict[str, list[Snapshot]] = {}
+    def __init__(self, evidence: Evidence, complete: bool, ids: set[int]) -> None:
+        """`complete`: the history goes back to the first snapshot; `ids`: of its snapshots."""
+        self._complete = complete
+        self._files_of = evidence.brought
         #: rows that other writers added, less those they removed
-        self.foreign = 0
+        self.rows = 0
         #: did other writers remove any rows; did they certainly remove rows of a sink?
         self.removed = self.taken = False
         #: did a sink itself remove the rows that its deletes hide?
@@ -88,9 +86,51 @@ class TableHistory:
         #: foreign commits that added rows, and those that removed rows
         self._bringing: list[Snapshot] = []
         self.taking: list[Snapshot] = []
-        self._brought = evidence.brought
         #: foreign commits whose snapshots a sink has expired
-        self.expired_commits = [c for c in evidence.foreign_commits if not c.within(self._ids)]
+        self.expired = [c for c in evidence.foreign_commits if not c.within(ids)]
+
+    def add(self, snapshot: Snapshot) -> None:
+        """Count a commit that is not a sink's. Commits come in their order, oldest first."""
+        summary = snapshot.summary
+        added = int(summary.get("added-records", 0))
+        removed = int(summary.get("deleted-records", 0))
+        if snapshot.operation == "replace":  # rows replaced by the same rows: none are added
+            if added > removed:
+                self.swollen.append(f"snapshot {snapshot.id} rewrote {removed} rows as {added}")
+            removed, added = max(0, removed - added), 0
+            if PREFIX + "compact" in summary:
+                self.compacted = True
+                return
+        elif brings_rows(snapshot):
+            self._bringing.append(snapshot)
+        # A commit that removes rows, or hides them behind delete files, may have removed rows
+        # of a sink; it certainly has if it removed more than other writers had added.
+        hides = int(summary.get("added-delete-files", 0)) > 0
+        if removed > 0 or hides or (snapshot.operation in _TAKING and not counted(summary)):
+            self.removed = True
+            self.taking.append(snapshot)
+        self.taken |= self._complete and removed > self.rows
+        self.rows += added - removed
+
+    @cached_property
+    def brought(self) -> list[tuple[Snapshot, Sequence[DataFile] | None]]:
+        """Files that foreign commits added, where rows may also have been removed: foreign rows may
+        then replace as many of the sink's in the same ranges. Without removals counts suffice."""
+        if self._complete and not self.removed:
+            return []
+        return [(s, self._files_of(s.id) if self._files_of else None) for s in self._bringing]
+
+
+class TableHistory:
+    """The history of a table, for all of its sinks."""
+
+    def __init__(self, evidence: Evidence) -> None:
+        oldest_first = list(evidence.history)[::-1]
+        self.complete = not oldest_first or oldest_first[0].parent is None
+        self._oldest = oldest_first[0] if oldest_first else None
+        self._ids = {snapshot.id for snapshot in oldest_first}
+        by_sink: dict[str, list[Snapshot]] = {}
+        self.others = ForeignHistory(evidence, self.complete, self._ids)
         rewound = set()
         for snapshot in oldest_first:
             summary = snapshot.summary
@@ -100,7 +140,7 @@ class TableHistory:
                     rewound.add(sink)
                 by_sink.setdefault(sink, []).append(snapshot)
             else:
-                self._add_foreign(snapshot)
+                self.others.add(snapshot)
         for sink, tagged in evidence.tagged_snapshots.items():
             # If the history was expired, the tag still has the newest entry.
             expired = not self.complete and tagged.sequence < oldest_first[0].sequence
@@ -129,29 +169,6 @@ class TableHistory:
             for name, snapshots in by_sink.items()
             if any(PREFIX + "keys" in snapshot.summary for snapshot in snapshots)
         }
-
-    def _add_foreign(self, snapshot: Snapshot) -> None:
-        """Count a commit that is not a sink's. Commits come in their order, oldest first."""
-        summary = snapshot.summary
-        added = int(summary.get("added-records", 0))
-        removed = int(summary.get("deleted-records", 0))
-        if snapshot.operation == "replace":  # rows replaced by the same rows: none are added
-            if added > removed:
-                self.swollen.append(f"snapshot {snapshot.id} rewrote {removed} rows as {added}")
-            removed, added = max(0, removed - added), 0
-            if PREFIX + "compact" in summary:
-                self.compacted = True
-                return
-        elif brings_rows(snapshot):
-            self._bringing.append(snapshot)
-        # A commit that removes rows, or hides them behind delete files, may have removed rows
-        # of a sink; it certainly has if it removed more than other writers had added.
-        hides = int(summary.get("added-delete-files", 0)) > 0
-        if removed > 0 or hides or (snapshot.operation in _TAKING and not counted(summary)):
-            self.removed = True
-            self.taking.append(snapshot)
-        self.taken |= self.complete and removed > self.foreign
-        self.foreign += added - removed
 
     def apart(self, tagged: Snapshot) -> bool:
         """Do expired snapshots lie between a tagged snapshot and the history that is left?"""
@@ -182,14 +199,6 @@ class TableHistory:
         """Do ledger and index together record everything that a sink wrote to this table?"""
         ledger = self.sinks[sink]
         return ledger.complete or sink in self.rows or not ledger.parts
-
-    @cached_property
-    def brought(self) -> list[tuple[Snapshot, Sequence[DataFile] | None]]:
-        """Files that foreign commits added, where rows may also have been removed: foreign rows may
-        then replace as many of the sink's in the same ranges. Without removals counts suffice."""
-        if self.complete and not self.removed:
-            return []
-        return [(s, self._brought(s.id) if self._brought else None) for s in self._bringing]
 
     def owners(self, partition: Partition) -> set[str]:
         return {name for name, parts in self.whole.items() if partition in parts}

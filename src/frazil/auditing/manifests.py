@@ -115,7 +115,7 @@ class ManifestCheck(SinkCheck):
                 f"{len(twice)} data files are in the table twice: {twice[0]}",
                 sorted(ranges),
             )
-        for rewrite in self.table.swollen:
+        for rewrite in self.table.others.swollen:
             self.add("overlap", f"a compaction left rows there twice: {rewrite}")
 
     def _strays(self, by_partition: Mapping[Partition | None, Sequence[DataFile]]) -> None:
@@ -134,17 +134,17 @@ class ManifestCheck(SinkCheck):
         """Every row must be recorded as written by ledger or index. Until a compaction every row
         written is still in the files, though deletes may hide it."""
         table = self.table
-        if table.removed:
+        if table.others.removed:
             self.add(
                 "unaccounted",
                 "rows were removed or hidden by a commit that is not the "
-                f"sink's: {_named(table.taking)}",
+                f"sink's: {_named(table.others.taking)}",
             )
-        elif table.foreign:
+        elif table.others.rows:
             self.add(
                 "cannot_tell", "others added rows to this table, of keys that it may have already"
             )
-        for commits in table.expired_commits:
+        for commits in table.others.expired:
             self.add(
                 "cannot_tell",
                 f"others wrote rows into this table ({commits}), of keys that it may have "
@@ -155,12 +155,14 @@ class ManifestCheck(SinkCheck):
             if partition != BATCHES and not joints(part)[1]:
                 self._segments(partition, part, own, part.written, False)
                 made = [file for file in own if _maker(file.path) == self.sink]
-                self._homes(partition, made if not table.compacted else [])
+                self._homes(partition, made if not table.others.compacted else [])
         live = sum(file.rows for file in files)
         every = (part for parts in table.whole.values() for part in parts.values())
         written = sum(int(part.written.sum()) for part in every)
-        known = table.complete and all(map(table.knows, table.sinks)) and not table.removed
-        if live > written + table.foreign or (known and not table.compacted and live < written):
+        known = table.complete and all(map(table.knows, table.sinks)) and not table.others.removed
+        if live > written + table.others.rows or (
+            known and not table.others.compacted and live < written
+        ):
             self.add(
                 "unaccounted",
                 f"the manifests hold {live} rows; ledger and index say that {written} were written",
@@ -283,15 +285,15 @@ class ManifestCheck(SinkCheck):
             unknown = live
         spare = max(0, unplaced - without)  # of the unknown rows, those that must have no offset
         most = with_offset + between + unclear + unknown - spare
-        kept = table.complete and not table.removed  # then all foreign changes are known
-        expected = placed + unplaced + (table.foreign if kept else elsewhere)
+        kept = table.complete and not table.others.removed  # then all foreign changes are known
+        expected = placed + unplaced + (table.others.rows if kept else elsewhere)
         if (kept and live != expected) or live < expected or most < placed or unknown < spare:
             self.add(
                 "unaccounted",
                 f"the manifests hold {live} rows; ledger and index say "
                 f"{expected}, {placed} of them with offsets",
             )
-        elif table.taken and (unplaced or unknown):
+        elif table.others.taken and (unplaced or unknown):
             self.add("unaccounted", "rows were removed by a commit that is not the sink's")
         elif with_offset > placed:
             self.add(
@@ -300,9 +302,9 @@ class ManifestCheck(SinkCheck):
                 f"index say {placed}",
             )
         elif (
-            (placed and most > placed and (table.foreign or not kept))
-            or (unplaced and not kept and (live > expected or table.removed))
-            or ((unknown or unclear or between) and (table.removed or (placed and not kept)))
+            (placed and most > placed and (table.others.rows or not kept))
+            or (unplaced and not kept and (live > expected or table.others.removed))
+            or ((unknown or unclear or between) and (table.others.removed or (placed and not kept)))
         ):
             self.add(
                 "cannot_tell",
@@ -343,7 +345,7 @@ class ForeignRowCheck(SinkCheck):
         strange = [f for f in self.evidence.files or () if _maker(f.path) not in self.table.sinks]
         if self.table.upserts or not strange:
             return
-        if not (self.table.brought or self.table.expired_commits):
+        if not (self.table.others.brought or self.table.others.expired):
             return
         alone = {self.sink} >= {name for name, parts in self.table.whole.items() if parts}
         unplaced = False
@@ -354,7 +356,7 @@ class ForeignRowCheck(SinkCheck):
             if self.evidence.deep is not None and alone:
                 continue  # `RowCheck` checks every row
             foreign = []
-            for snapshot, files in self.table.brought:
+            for snapshot, files in self.table.others.brought:
                 reach = [EVERYTHING] if files is None else reaches(files, partition)
                 foreign += [(*span, snapshot) for span in reach]
             begins, ends = int(part.start[0]), int(part.end.max())
@@ -368,12 +370,12 @@ class ForeignRowCheck(SinkCheck):
             says = _DOUBT.format(_named(by.values()))
             self.add_ranges("cannot_tell", partition, _union(doubtful), says)
             self._doubt_expired(partition, (begins, ends), reaches(strange, partition))
-        if unplaced and self.table.removed and self.table.brought:
+        if unplaced and self.table.others.removed and self.table.others.brought:
             self.add(
                 "cannot_tell",
-                _DOUBT.format(_named(s for s, _ in self.table.brought)).format("the table"),
+                _DOUBT.format(_named(s for s, _ in self.table.others.brought)).format("the table"),
             )
-        for commits in self.table.expired_commits if unplaced else ():
+        for commits in self.table.others.expired if unplaced else ():
             self.add("cannot_tell", _EXPIRED_DOUBT.format(commits).format("the table"))
 
     def _doubt_expired(
@@ -381,7 +383,7 @@ class ForeignRowCheck(SinkCheck):
     ) -> None:
         """The same for commits whose snapshots are expired: the table records their ranges."""
         begins, ends = whole
-        for commits in self.table.expired_commits:
+        for commits in self.table.others.expired:
             reach = commits.reach(partition)
             doubtful = [
                 (max(low, begins), min(high, ends))
