@@ -122,7 +122,6 @@ LARGE = {
     "ledger.entry.LedgerEntry": (10, 20),  # one attribute for each key that a snapshot stores
     "ledger.staged_batch.StagedBatch": (4, 16),  # one attribute for each key of a batch record
     "pipeline.table_plan.TablePlan": (6, 17),  # the input of tasks for one table, pickled at once
-    "files.writer._Layout": (13, 18),  # a table's settings parsed once, read for every file
 }
 
 

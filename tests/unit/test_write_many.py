@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from frazil.errors import ConfigError
+from frazil.files import parquet_settings
 from frazil.files import writer as write
 from frazil.files.writer import DataFileDescriptor, OpenFiles, TableWriter, WriterSpec, check
 from tests.unit.test_write import UTC, by_partition, facts, shape, written
@@ -226,7 +227,7 @@ def test_no_file_is_over_the_ceiling_whatever_the_target(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, codec: str, step: int
 ):
     monkeypatch.setattr(write, "CEILING", 400_000)
-    monkeypatch.setattr(write, "FOOTER_BYTES", 1024)
+    monkeypatch.setattr(parquet_settings, "FOOTER_BYTES", 1024)
     columns = pa.schema({"x": pa.binary(), "n": pa.int64()})
     where = shape(tmp_path, columns, target_file_size=2**30, compression=codec)
     dice = random.Random(1)
@@ -243,7 +244,7 @@ def test_no_file_is_over_the_ceiling_whatever_the_target(
 
 def test_lists_of_booleans_stay_below_the_ceiling(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(write, "CEILING", 200_000)
-    monkeypatch.setattr(write, "FOOTER_BYTES", 1024)
+    monkeypatch.setattr(parquet_settings, "FOOTER_BYTES", 1024)
     columns = pa.schema({"x": pa.list_(pa.bool_())})
     where = shape(tmp_path, columns, target_file_size=2**30, compression="none")
     dice = random.Random(1)

@@ -18,7 +18,8 @@ from frazil.config.sections import TableConfig
 from frazil.config.select import table_selection
 from frazil.config.units import size
 from frazil.errors import ConfigError, IdentityMismatch, SchemaMismatch
-from frazil.files.writer import PARQUET, WriterSpec, check
+from frazil.files.parquet_settings import PARQUET
+from frazil.files.writer import WriterSpec, check
 from frazil.iceberg import schema
 from frazil.iceberg.java import JavaCatalog
 from frazil.iceberg.maintenance_tasks import CREATED_BY

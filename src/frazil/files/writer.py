@@ -12,8 +12,6 @@ failed attempt are named after sink, epoch and batch number.
 from __future__ import annotations
 
 import json
-import math
-import sys
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -34,30 +32,23 @@ from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table.locations import load_location_provider
 from pyiceberg.table.sorting import NullOrder, SortDirection, SortOrder
-from pyiceberg.types import BooleanType, PrimitiveType
+from pyiceberg.types import PrimitiveType
 
 from frazil.arrow.cast import projected
 from frazil.arrow.default_values import declared
-from frazil.config.sections import CODECS
-from frazil.errors import ConfigError
 from frazil.files.column_bounds import file_statistics
-from frazil.files.encodings import CHOICES, PROPERTY, choose
+from frazil.files.encodings import choose
+from frazil.files.parquet_settings import ParquetSettings, is_boolean, refused
 from frazil.files.partition_values import check as check_partition
 from frazil.files.partition_values import json_value, path_of, plain, source_of, transformation
 
 #: Limits for all writers of one task together: open files, and Arrow's bytes of rows in memory.
 MAX_OPEN = 64
 MAX_BYTES = 128 * 1024**2
-#: Size of one row group before it is encoded: Arrow's bytes, and rows.
-ROW_GROUP_BYTES = 64 * 1024**2
-ROW_GROUP_ROWS = 512 * 1024
 #: Maximum size of a file, for any target size.
 CEILING = 512 * 1024**2
-#: Arrow's overhead per column, and the most that a row group's column takes in the footer.
-COLUMN_BYTES, FOOTER_BYTES = 768, 16 * 1024
-
-#: Prefix of Iceberg's names of Parquet's options.
-PARQUET = "write.parquet."
+#: Arrow's overhead per column.
+COLUMN_BYTES = 768
 
 Partition = tuple[Any, ...]
 Indices = np.ndarray[Any, np.dtype[np.int64]]
@@ -214,7 +205,9 @@ class TableWriter:
         self._bytes += size
         if len(self._rows) >= 16 and self._crumbs:
             self._gather(pa.concat_tables(self._rows).combine_chunks())
-        group = self._count >= layout.group_rows or self._bytes >= layout.group_bytes
+        group = (
+            self._count >= layout.parquet.group_rows or self._bytes >= layout.parquet.group_bytes
+        )
         if group and not self._spread and not layout.order:
             self.flush(alone=True)
         self._files.gathered(self, self._bytes)
@@ -315,11 +308,12 @@ class _Layout:
 
     def __init__(self, shape: WriterSpec) -> None:
         self._shape = shape
-        self._properties = dict(shape.properties)
-        kind = self._properties.get("write.format.default", "parquet")
+        properties = dict(shape.properties)
+        kind = properties.get("write.format.default", "parquet")
         if kind.lower() != "parquet":
-            raise self._refused(
-                f"its files are to be {kind} (write.format.default), and only Parquet is written"
+            raise refused(
+                shape.name,
+                f"its files are to be {kind} (write.format.default), and only Parquet is written",
             )
         self.schema, _ = _schema(shape.schema)
         self.spec = PartitionSpec.model_validate_json(shape.spec)
@@ -335,106 +329,32 @@ class _Layout:
             for term in order.fields
         ]
         self.order_id = order.order_id if self.order else 0
-        self._locations = load_location_provider(shape.location, self._properties)
-        self.statistics = compute_statistics_plan(self.schema, self._properties)
+        self._locations = load_location_provider(shape.location, properties)
+        self.statistics = compute_statistics_plan(self.schema, properties)
         self.ids = parquet_path_to_id_mapping(self.schema)
-        self.target = min(shape.target_file_size, CEILING)
-        self._encoding(shape.compression)
-        self._filters()
+        self.parquet = ParquetSettings(
+            shape.name,
+            self.schema,
+            self.ids,
+            properties,
+            compression=shape.compression,
+            target=min(shape.target_file_size, CEILING),
+            ceiling=CEILING,
+        )
         # A list's booleans are bits in Arrow; in Parquet they also have one or two levels.
         bits = (p for p in self.ids if ".list." in p or ".key_value." in p)
-        self._swell = 8 if any(self._boolean(self.ids[p]) for p in bits) else 1.5
-
-    def _refused(self, fact: str) -> ConfigError:
-        return ConfigError(f"cannot write table {self._shape.name}: {fact}")
+        self._swell = 8 if any(is_boolean(self.schema, self.ids[p]) for p in bits) else 1.5
 
     def _key(self, source: int, transform: Any, *order: bool) -> _Key:
         kind = self.schema.find_type(source)
         if not transform.can_transform(kind):
-            raise self._refused(
+            raise refused(
+                self._shape.name,
                 f"{transform} of {self.schema.find_column_name(source)!r}, which "
-                f"is {kind}, cannot be computed"
+                f"is {kind}, cannot be computed",
             )
         assert isinstance(kind, PrimitiveType)
         return _Key(source, transformation(transform, kind), transform.result_type(kind), *order)
-
-    def _encoding(self, compression: str) -> None:
-        """Parquet's options under Iceberg's names; unknown names are ignored."""
-        codec = self._properties.get(f"{PARQUET}compression-codec", compression).lower()
-        codec = {"uncompressed": "none"}.get(codec, codec)
-        if codec not in CODECS:
-            raise self._refused(f"its compression codec {codec!r} is unknown")
-        level = self._number("compression-level", -(2**31))
-        if codec == "none" or not pa.Codec.supports_compression_level(codec):
-            level = None
-        elif level is not None:
-            low = pa.Codec.minimum_compression_level(codec)
-            high = pa.Codec.maximum_compression_level(codec)
-            if not low <= level <= high:
-                raise self._refused(
-                    f"expected a compression level of {codec} from {low} to {high}, found {level}"
-                )
-        encodings = self._properties.get(PROPERTY, CHOICES[0])
-        if encodings not in CHOICES:
-            raise self._refused(f"expected {PROPERTY} {' or '.join(CHOICES)}, found {encodings!r}")
-        self.compatible = encodings == "compatible"
-        group = self._number("row-group-size-bytes")
-        self.group_bytes = min(group or ROW_GROUP_BYTES, self.target)
-        self.group_rows = sys.maxsize if group else ROW_GROUP_ROWS
-        # With pages smaller than their headers, `CEILING` could not be guaranteed.
-        page, lines = self._number("page-size-bytes"), self._number("page-row-limit")
-        self.options = {
-            "compression": codec,
-            "compression_level": level,
-            "data_page_size": page and max(page, 1024),
-            "max_rows_per_page": lines and max(lines, 100),
-            "dictionary_pagesize_limit": self._number("dict-size-bytes"),
-            "store_schema": False,
-            "version": "2.6",
-        }
-
-    def _number(self, key: str, least: int = 1) -> int | None:
-        text = self._properties.get(PARQUET + key)
-        if not text:
-            return None
-        try:
-            value = int(text)
-        except ValueError:
-            value = least - 1
-        if value < least:
-            raise self._refused(f"expected a number as {PARQUET}{key}, found {text!r}")
-        return value
-
-    def _filters(self) -> None:
-        """Bloom filters: Parquet's path → distinct values (0: as many as rows), their maximum,
-        rate."""
-        enabled, rates = (f"{PARQUET}bloom-filter-{word}.column." for word in ("enabled", "fpp"))
-        paths = {number: path for path, number in self.ids.items()}
-        size = self._number("bloom-filter-max-bytes") or 1024**2
-        self._blooms: dict[str, tuple[int, int, float]] = {}
-        for key, value in self._properties.items():
-            name = key.removeprefix(enabled)
-            if name == key or value.lower() != "true" or name not in self.schema.column_names:
-                continue
-            number = self.schema.find_field(name).field_id
-            if number not in paths or self._boolean(number):
-                continue
-            text = self._properties.get(rates + name, "0.01")
-            try:
-                rate = float(text)
-            except ValueError:
-                rate = 0.0
-            if not 0 < rate < 1:
-                raise self._refused(f"expected a rate as {rates}{name}, found {text!r}")
-            # A filter's bits are a power of two; this many values fill it to that rate.
-            most = 2 ** int(math.log2(8 * size)) * -math.log(1 - rate**0.125) / 8
-            exact = self._number(f"bloom-filter-ndv.column.{name}") or 0
-            self._blooms[paths[number]] = (exact, max(1, int(most)), rate)
-        tail = len(self.ids) * FOOTER_BYTES + len(self._blooms) * size
-        self.tail = min(tail, CEILING // 4)  # per row group, written at the end of the file
-
-    def _boolean(self, number: int) -> bool:
-        return isinstance(self.schema.find_type(number), BooleanType)
 
     def path(self, partition: Partition, name: str) -> str:
         if partition:
@@ -491,19 +411,14 @@ class _Layout:
         With each part, the most that it can add to a file, however badly it compresses.
         """
         size = rows.nbytes
-        most = int(size * self._swell) + len(rows) * len(self.ids) + self.tail
-        large = len(rows) > 2 * self.group_rows or size > 2 * self.group_bytes or most > CEILING
+        most = int(size * self._swell) + len(rows) * len(self.ids) + self.parquet.tail
+        large = len(rows) > 2 * self.parquet.group_rows or size > 2 * self.parquet.group_bytes
+        large = large or most > CEILING
         if large and len(rows) > 1:
             yield from self.groups(rows.slice(0, len(rows) // 2))
             yield from self.groups(rows.slice(len(rows) // 2))
         else:
             yield rows, most
-
-    def blooms(self, rows: int) -> dict[str, dict[str, float]] | None:
-        return {
-            path: {"ndv": min(exact or rows, most), "fpp": rate}
-            for path, (exact, most, rate) in self._blooms.items()
-        } or None
 
     def descriptor(self, path: str, partition: Partition, metadata: Any, size: int) -> str:
         descriptor = {
@@ -568,14 +483,15 @@ class _OpenFile:
         self._path = path
         # The name is new: no need to look for a file first.
         self._stream = io.new_output(path).create(overwrite=True)
-        encodings = choose(sample, layout.compatible, layout.options["compression"] != "none")
+        parquet = layout.parquet
+        encodings = choose(sample, parquet.compatible, parquet.options["compression"] != "none")
         self._writer = pq.ParquetWriter(
             self._stream,
             sample.schema,
             use_dictionary=encodings.dictionary or False,
             column_encoding=encodings.others or None,
-            bloom_filter_options=layout.blooms(len(sample)),
-            **layout.options,
+            bloom_filter_options=parquet.blooms(len(sample)),
+            **parquet.options,
         )
         self._tail = 0  # bytes that are not in the file yet
 
@@ -584,11 +500,11 @@ class _OpenFile:
 
     def encode(self, rows: pa.Table) -> None:
         self._writer.write_table(projected(rows), row_group_size=len(rows))
-        self._tail += self._layout.tail
+        self._tail += self._layout.parquet.tail
 
     @property
     def full(self) -> bool:
-        return bool(self._stream.tell() >= self._layout.target)
+        return bool(self._stream.tell() >= self._layout.parquet.target)
 
     def finish(self, partition: Partition) -> DataFileDescriptor:
         self._writer.close()
