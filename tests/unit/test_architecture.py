@@ -110,7 +110,7 @@ BROAD = {
     "pipeline.routing": 1,  # a user's function may raise anything
     # the net: whatever a record does to a station, it is found and rejected
     "pipeline.isolation": 1,
-    "ledger.completeness": 1,  # and so may the callback of complete hours
+    "commit.completeness_callback": 1,  # and so may the callback of complete hours
 }
 #: The most lines of a function and of a module, and the most methods and attributes of a class.
 FUNCTION_LINES, MODULE_LINES, METHODS, ATTRIBUTES = 60, 700, 25, 15

@@ -17,17 +17,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from frazil.accounting import RangeCounts
+from frazil.commit import completeness_callback
 from frazil.commit.commit_queue import BackpressureLimits
 from frazil.commit.committer import Committer, Progress
+from frazil.commit.completeness_callback import CompletenessCallback
 from frazil.commit.protocol import EXPIRED, TableCommitter
 from frazil.config.sections import CompletenessConfig
 from frazil.errors import ConfigError
-from frazil.ledger import completeness as module
 from frazil.ledger import index
 from frazil.ledger.completeness import (
     HOUR,
     SECOND,
-    CompletenessCallback,
     CompletenessMark,
     CompletenessRules,
     CompletenessTracker,
@@ -537,7 +537,7 @@ def test_a_function_is_called_in_order_and_in_utc_on_another_thread():
 def test_a_function_that_raises_is_called_again_and_its_error_is_reported(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    monkeypatch.setattr(module, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(completeness_callback, "FIRST_PAUSE", 0.01)
     heard: list[datetime] = []
     release = threading.Event()
 

@@ -12,6 +12,7 @@ from datetime import datetime
 import pyarrow as pa
 
 from frazil.commit.committer import Located
+from frazil.commit.completeness_callback import CompletenessCallback
 from frazil.commit.startup import Startup
 from frazil.commit.table_schemas import writer_spec
 from frazil.config.model import Config
@@ -19,7 +20,7 @@ from frazil.config.sections import TableConfig
 from frazil.errors import FrazilError, SchemaMismatch, Unavailable
 from frazil.files.writer import WriterSpec
 from frazil.ledger import completeness, index
-from frazil.ledger.completeness import CompletenessCallback, CompletenessTracker
+from frazil.ledger.completeness import CompletenessTracker
 from frazil.ledger.sink_state import REPLAY
 from frazil.ledger.staged_batch import StagedBatch
 from frazil.offsets import Cut
