@@ -108,7 +108,7 @@ BROAD = {
     "commit.table_maintenance": 1,  # no failure of maintenance stops the stream
     "commit.committer": 1,  # the committer's thread: what is not ours must still stop the stream
     "pipeline.routing": 1,  # a user's function may raise anything
-    # the net: whatever a record does to a station, it is found and rejected
+    # the net: whatever a record does to a step, it is found and rejected
     "pipeline.isolation": 1,
     "commit.completeness_callback": 1,  # and so may the callback of complete hours
 }

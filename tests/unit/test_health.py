@@ -156,7 +156,7 @@ class World:
         return self.health.verdict().text
 
 
-def test_offsets_are_counted_at_the_station_that_they_have_reached():
+def test_offsets_are_counted_at_the_stage_that_they_have_reached():
     world = World().started()
     assert world.health.lag() == StageLag(None)
     world.health.saw_ends(Cut({P: 100}))

@@ -1,5 +1,5 @@
-"""Poison at every station: the record at which a station fails for a reason that nobody foresaw is
-rejected alone, or stops the stream by its name. The faults are planted: a station is made to raise
+"""Poison at every step: the record at which a step fails for an unforeseen reason is
+rejected alone, or stops the stream by its name. The faults are planted: a step is made to raise
 at marked records."""
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ def everything(plan: BatchPlan) -> tuple[set[int], dict[int, tuple[str, str]], E
     return set(written), dead_letters, ended
 
 
-# ── the stations, each made to raise at a marked record ─────────────────────────────────────────
+# ── the steps, each made to raise at a marked record ─────────────────────────────────────────
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 
@@ -214,35 +214,35 @@ SETTLE = {"decode": at_decode, "fit": at_fit}
 WRITE = {"partition": at_partition, "path": at_path, "encode": at_encode, "close": at_close}
 
 
-@pytest.mark.parametrize("station", [*SETTLE, *WRITE])
+@pytest.mark.parametrize("step", [*SETTLE, *WRITE])
 @pytest.mark.parametrize("key", ["", "id"], ids=["append", "upsert"])
 def test_a_record_at_which_a_step_fails_is_a_dead_letter_and_harms_no_other(
-    station: str, key: str, words: dict[int, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    step: str, key: str, words: dict[int, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     words |= BAD
-    {**SETTLE, **WRITE}[station](monkeypatch)
-    by = ("word",) if station == "path" else ()
+    {**SETTLE, **WRITE}[step](monkeypatch)
+    by = ("word",) if step == "path" else ()
     written, dead_letters, ended = everything(plan(tmp_path, table(tmp_path, by=by, key=key)))
     assert written == set(range(COUNT)) - BAD.keys()
     assert dead_letters.keys() == BAD.keys()
     for kind, message in dead_letters.values():
-        assert kind == ("failed" if station in SETTLE else "unwritable")
+        assert kind == ("failed" if step in SETTLE else "unwritable")
         assert "Planted: out of the blue" in message
     tally = ended.results[0].tallies["db.t"]
     assert (tally.rejected, tally.written + tally.merged) == (len(BAD), COUNT - len(BAD))
 
 
-@pytest.mark.parametrize("station", [*SETTLE, *WRITE])
+@pytest.mark.parametrize("step", [*SETTLE, *WRITE])
 def test_without_dead_letters_it_stops_the_stream_and_is_named(
-    station: str, words: dict[int, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    step: str, words: dict[int, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     words |= {17: POISON}
-    {**SETTLE, **WRITE}[station](monkeypatch)
-    by = ("word",) if station == "path" else ()
+    {**SETTLE, **WRITE}[step](monkeypatch)
+    by = ("word",) if step == "path" else ()
     with pytest.raises(RuntimeError) as caught:
         everything(replace(plan(tmp_path, table(tmp_path, by=by)), dead_letters=None))
     error = from_traceback(str(caught.value))
-    assert isinstance(error, Undecodable if station in SETTLE else Unwritable)
+    assert isinstance(error, Undecodable if step in SETTLE else Unwritable)
     assert "events[0] offset 17" in error.message
     assert "Planted: out of the blue" in error.message
 
@@ -393,14 +393,14 @@ def test_changes_that_were_brought_together_and_fail_stop_it_by_table_and_range(
     assert "events[0] [0, 40)" in error.message
 
 
-@pytest.mark.parametrize("station", ["encode", "close"])
+@pytest.mark.parametrize("step", ["encode", "close"])
 def test_the_record_at_fault_among_changes_that_come_together_is_found_by_a_second_run(
-    station: str, words: dict[int, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    step: str, words: dict[int, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """The task that writes them has no dead letters: the driver runs the batch in isolation."""
     words |= BAD
     made = plan(tmp_path, table(tmp_path, key="id"), together=frozenset({"db.t"}))
-    WRITE[station](monkeypatch)
+    WRITE[step](monkeypatch)
     with pytest.raises(RuntimeError) as caught:
         list(apply_all(made, list(run_all(made, [Range(HERE, 0, COUNT)]))))
     assert isinstance(from_traceback(str(caught.value)), Unwritable)
@@ -505,7 +505,7 @@ def provisioner(tables: Any, alone: bool) -> TableProvisioner:
 
 
 class Tables:
-    """Of which one cannot be made, for a reason that nobody foresaw."""
+    """Of which one cannot be made, for an unforeseen reason."""
 
     def __init__(self) -> None:
         self.held: dict[str, Any] = {}

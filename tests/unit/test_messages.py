@@ -8,8 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import typer
 
 import frazil
+from frazil.cli.commands import app
 
 ROOT = Path(frazil.__file__).parent
 #: Phrases that need a second reading → what says the same.
@@ -65,10 +67,19 @@ def _inner(node: ast.AST) -> Iterator[ast.AST]:
         yield from (line.value for line in node.body[:1] if isinstance(line, ast.Expr))
 
 
+def helps(group: typer.Typer) -> Iterator[str]:
+    """The help of each command, which is its docstring."""
+    yield from (command.help or "" for command in group.registered_commands)
+    for inner in group.registered_groups:
+        assert inner.typer_instance
+        yield from helps(inner.typer_instance)
+
+
 TEXTS = {
     str(path.relative_to(ROOT)): list(messages(ast.parse(path.read_text())))
     for path in sorted(ROOT.rglob("*.py"))
 }
+TEXTS["--help"] = [(0, text) for text in helps(app)]
 
 
 def test_messages_are_seen():

@@ -31,7 +31,7 @@ def status(
     *,
     as_json: bool,
 ) -> Report:
-    """Whether a sink runs, its verdict with the remedy, lag by station, dead letters and last
+    """Whether a sink runs, its verdict with the remedy, lag by stage, dead letters and last
     commit."""
     from frazil.ops.status import status
 
@@ -109,7 +109,7 @@ def health(
         str, typer.Option(help="Maximum age of the health file; an older file counts as unhealthy.")
     ] = "30s",
 ) -> Report:
-    """For a probe: is the process that writes this health file well? (exit 3 if not)"""
+    """Probe a health file: exit 0 if healthy, 3 if not."""
     return probe(file, ready, duration(max_age, "--max-age"), time.time())
 
 

@@ -73,7 +73,7 @@ class RunOutput:
         now = progress.blocked or progress.trouble
         for title, text, before in (
             ("waiting", now, self._trouble),
-            ("for later", progress.maintenance_error, self._maintenance_error),
+            ("maintenance postponed", progress.maintenance_error, self._maintenance_error),
         ):
             if text and text != before:
                 self._say(f"{title}: {text}", style="yellow")
