@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -357,6 +358,29 @@ def test_a_catalog_that_is_away_is_reported_in_a_sentence(
         code, _, err = says(capfd, monkeypatch, *path, rest(tmp_path, uri), *more)
         assert code in (2, 5, 75), (path, err)
         assert "catalog" in err, (path, err)
+
+
+@contextmanager
+def silent() -> Iterator[str]:
+    """The URI of a server that accepts connections and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"http://127.0.0.1:{server.getsockname()[1]}"
+
+
+def test_a_catalog_that_never_answers_is_tried_again_later(
+    tmp_path: Path, capfd: Any, monkeypatch: pytest.MonkeyPatch
+):
+    with silent() as uri:
+        path = Path(rest(tmp_path, uri))
+        limit = '"rest.client.socket-timeout-ms" = "300"\n[[table]]'
+        path.write_text(path.read_text().replace("[[table]]", limit, 1))
+        for words, more in {**LOOKING, ("plan",): []}.items():
+            began = time.monotonic()
+            code, out, err = says(capfd, monkeypatch, *words, str(path), *more)
+            assert time.monotonic() - began < 8, words
+            assert code == 75, (words, out, err)
+            assert "expected an answer within" in out + err, (words, out, err)
+            assert "uri" in out + err, "the hint"
 
 
 def _sealed(values: Any) -> bytes:

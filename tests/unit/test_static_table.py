@@ -6,6 +6,7 @@ from __future__ import annotations
 import base64
 import gzip
 import json
+import socket
 import sqlite3
 import subprocess
 import sys
@@ -36,7 +37,9 @@ from frazil.errors import (
     IdentityMismatch,
     Unavailable,
 )
-from frazil.iceberg.file_io import NeedsSpark, zigzag
+from frazil.iceberg import metadata_location
+from frazil.iceberg.file_io import NeedsSpark
+from frazil.iceberg.metadata_location import REST_TIMEOUTS, rest_timeouts
 from frazil.iceberg.static_table import ReadOnlyTable, find
 from frazil.iceberg.table import DataFile
 from frazil.offsets import Partition
@@ -1200,6 +1203,34 @@ def test_a_rest_catalog_that_does_not_answer(rest: Rest):
     with pytest.raises(Unavailable, match=r"cannot ask the catalog for db.t") as caught:
         find({"type": "rest", "uri": rest.uri.replace("//", "//me:hidden@")}, "db.t")
     assert "hidden" not in str(caught.value)
+
+
+@pytest.mark.parametrize("auth", [{}, {"credential": "id:no-one"}], ids=["config", "token"])
+def test_a_rest_catalog_that_never_answers_has_ten_seconds(
+    auth: dict[str, str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setitem(REST_TIMEOUTS, "rest.client.socket-timeout-ms", "200")
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # accepts, and never answers
+        uri = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        with pytest.raises(Unavailable, match=r"expected an answer within 10 s, found none"):
+            find({"type": "rest", "uri": uri, **auth}, "db.t")
+
+
+def test_the_time_limits_of_a_rest_catalog_are_those_of_iceberg():
+    assert rest_timeouts({}) == (10.0, 10.0)
+    assert rest_timeouts({"rest.client.socket-timeout-ms": "2500"}) == (10.0, 2.5)
+    with pytest.raises(ConfigError, match=r"socket-timeout-ms: expected milliseconds, found 'x'"):
+        rest_timeouts({"rest.client.socket-timeout-ms": "x"})
+
+
+def test_a_client_without_time_limits_is_left_behind(monkeypatch: pytest.MonkeyPatch):
+    """A server that sends a byte now and then meets no time limit of one read."""
+    monkeypatch.setattr(metadata_location, "_TOTAL", 0.2)
+    released = threading.Event()
+    monkeypatch.setattr(metadata_location, "_ask_client", lambda *_: released.wait(30))
+    with pytest.raises(Unavailable, match=r"within 0.2 s, found none"):
+        find({"type": "hive", "uri": "thrift://host:9083"}, "db.t")
+    released.set()
 
 
 def test_a_catalog_in_postgresql_is_asked_where_there_is_a_driver(

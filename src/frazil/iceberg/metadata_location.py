@@ -2,7 +2,9 @@
 
 In: a catalog's settings as Spark gets them, without the prefix, and a table's name. Hadoop folders
 and SQLite are read directly, PostgreSQL with psycopg if it is installed, REST, Glue, Hive and
-DynamoDB with pyiceberg's clients. Any other catalog raises `NeedsSpark`.
+DynamoDB with pyiceberg's clients. Any other catalog raises `NeedsSpark`. A server that accepts and
+does not answer raises `Unavailable` within seconds: each request of a REST catalog has a time
+limit, and so has every question as a whole.
 """
 
 from __future__ import annotations
@@ -10,9 +12,11 @@ from __future__ import annotations
 import os
 import re
 import sqlite3
-from collections.abc import Iterable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 from frazil.errors import ConfigError, Unavailable
@@ -29,6 +33,16 @@ _KINDS = {
 }
 _TABLES = "SELECT * FROM iceberg_tables WHERE table_namespace = {0} AND table_name = {0}"
 _METADATA = re.compile(r"v?(\d+)(-.*)?(\.gz)?\.metadata\.json(\.gz)?")
+#: Iceberg's own settings of a REST client → milliseconds, where they are not set: to connect, and
+#: to wait for data.
+REST_TIMEOUTS = {
+    "rest.client.connection-timeout-ms": "10000",
+    "rest.client.socket-timeout-ms": "10000",
+}
+#: Seconds for a question to a catalog's server, which may be several requests.
+_TOTAL = 20.0
+
+T = TypeVar("T")
 
 
 def metadata_file(catalog: Mapping[str, str], name: str) -> tuple[str, Mapping[str, str]]:
@@ -96,9 +110,10 @@ def _from_database(catalog: Mapping[str, str], name: str) -> str:
     if read is None:
         raise NeedsSpark(f"cannot open a catalog in {kind} without Spark")
     # Several catalogs may share a database, and views are listed beside tables.
+    found = _within(_TOTAL, name, lambda: read(catalog, place, name.rpartition(".")[::2]))
     rows = [
         row
-        for row in read(catalog, place, name.rpartition(".")[::2])
+        for row in found
         if row["catalog_name"] == catalog.get("name", row["catalog_name"])
         and row.get("iceberg_type") in (None, "TABLE")
     ]
@@ -139,7 +154,7 @@ def _postgres(
         with psycopg.connect(
             f"postgresql:{place}",
             user=catalog.get("jdbc.user"),
-            connect_timeout=30,
+            connect_timeout=10,
             password=catalog.get("jdbc.password"),
             row_factory=psycopg.rows.dict_row,
         ) as connection:
@@ -154,11 +169,64 @@ def _postgres(
         ) from None
 
 
+def rest_timeouts(catalog: Mapping[str, str]) -> tuple[float, float]:
+    """Seconds to connect to a REST catalog, and to wait for data."""
+    given = {key: catalog.get(key) or default for key, default in REST_TIMEOUTS.items()}
+    for key, value in given.items():
+        if not re.fullmatch(r"[1-9][0-9]{0,8}", value):
+            raise ConfigError(
+                f"cannot read [catalog] {key}: expected milliseconds, found {value!r}",
+                path=("catalog", key),
+            )
+    connect, wait = given.values()
+    return int(connect) / 1000, int(wait) / 1000
+
+
+def _within(seconds: float, name: str, ask: Callable[[], T]) -> T:
+    """The answer to a question about a table. It is asked on a thread of its own, because not every
+    client has a time limit for all that it does; a thread without an answer is left behind."""
+    answers: list[T] = []
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            answers.append(ask())
+        except BaseException as error:  # raised below, on the thread that waits
+            errors.append(error)
+
+    thread = threading.Thread(target=run, name="frazil-catalog", daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if errors:
+        raise errors[0]
+    if not answers:
+        raise Unavailable(
+            f"cannot ask the catalog for {name}: expected an answer within {seconds:g} s, "
+            "found none",
+            hint="check that [catalog] uri is the catalog's, and that the server is well",
+        )
+    return answers[0]
+
+
 def _from_client(catalog: Mapping[str, str], kind: str, name: str) -> tuple[str, Mapping[str, str]]:
+    seconds = max(_TOTAL, 2 * sum(rest_timeouts(catalog))) if kind == "rest" else _TOTAL
+    return _within(seconds, name, lambda: _ask_client(catalog, kind, name))
+
+
+def _ask_client(catalog: Mapping[str, str], kind: str, name: str) -> tuple[str, Mapping[str, str]]:
     """With pyiceberg's client of the catalog."""
     from pyiceberg import exceptions
     from pyiceberg.catalog import load_catalog
-    from requests import RequestException
+    from pyiceberg.catalog.rest import RestCatalog
+    from requests import RequestException, Timeout
+
+    class TimedRestCatalog(RestCatalog):
+        """pyiceberg's requests have no time limit. Its sessions get their headers before their
+        first request, which may be for a token."""
+
+        def _config_headers(self, session: Any) -> None:
+            super()._config_headers(session)
+            session.request = partial(session.request, timeout=rest_timeouts(catalog))
 
     settings: dict[str, Any] = {**catalog, "type": kind, "snapshot-loading-mode": "refs"}
     settings.pop("name", None)  # Spark's name: pyiceberg would look it up in its own config files
@@ -170,7 +238,12 @@ def _from_client(catalog: Mapping[str, str], kind: str, name: str) -> tuple[str,
     elif auth not in ("none", "oauth2"):
         raise NeedsSpark(f"cannot open the catalog without Spark: rest.auth.type is {auth}")
     try:
-        table = load_catalog("plain", **settings).load_table(tuple(name.split(".")))
+        client = (
+            TimedRestCatalog("plain", **settings)
+            if kind == "rest"
+            else load_catalog("plain", **settings)
+        )
+        table = client.load_table(tuple(name.split(".")))
     except (exceptions.NoSuchTableError, exceptions.NoSuchNamespaceError) as error:
         if str(error).startswith(
             "RESTError "
@@ -183,6 +256,13 @@ def _from_client(catalog: Mapping[str, str], kind: str, name: str) -> tuple[str,
         return "", catalog
     except (exceptions.NotInstalledError, ImportError) as error:
         raise NeedsSpark(f"cannot open the catalog: {missing_file_error(error, catalog)}") from None
+    except Timeout:
+        connect, wait = rest_timeouts(catalog)
+        raise Unavailable(
+            f"cannot ask the catalog for {name}: expected an answer within "
+            f"{max(connect, wait):g} s, found none",
+            hint="check that [catalog] uri is the catalog's, and that the server is well",
+        ) from None
     except (exceptions.ServerError, exceptions.ServiceUnavailableError, RequestException) as error:
         raise Unavailable(
             f"cannot ask the catalog for {name}: {missing_file_error(error, catalog)}"

@@ -3,10 +3,13 @@ or the store cannot be opened otherwise."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
 from frazil.config.model import Config
+from frazil.config.settings import Settings
 from frazil.iceberg.file_io import NeedsSpark
+from frazil.iceberg.metadata_location import REST_TIMEOUTS
 from frazil.iceberg.static_table import ReadOnlyTable, find
 
 #: Name → the table as it is now; None where it does not exist.
@@ -42,4 +45,15 @@ def _by_spark(config: Config, say: Callable[[str], None]) -> Open:
     from frazil.iceberg.java import JavaCatalog
     from frazil.spark.session import session
 
-    return JavaCatalog(session(config, say=say), config.catalog.name).open_readonly
+    return JavaCatalog(session(_impatient(config), say=say), config.catalog.name).open_readonly
+
+
+def _impatient(config: Config) -> Config:
+    """Reads that wait for a REST catalog no longer than those without Spark."""
+    properties = config.catalog.properties
+    if properties.get("type") != "rest" and "REST" not in properties.get("catalog-impl", ""):
+        return config
+    catalog = dataclasses.replace(
+        config.catalog, properties=Settings({**REST_TIMEOUTS, **properties})
+    )
+    return dataclasses.replace(config, catalog=catalog)
