@@ -24,6 +24,7 @@
 
 A message reads `cannot <verb> <object>: <fact>; expected <x>, found <y>`; the hint says what to do.
 Errors cross process borders as text inside Spark's tracebacks: `from_traceback` finds them again.
+No message shows a password that is part of a URL: an error masks it when it is made.
 """
 
 from __future__ import annotations
@@ -38,15 +39,41 @@ TRY_AGAIN = 75
 OPERATOR = 5
 
 
+#: Passwords in URLs: before the host, as a parameter, and in Oracle's form.
+_IN_URLS = (
+    re.compile(r"(?<=://)([^/?#\s:@'\"]*:)([^/?#\s'\"]+)(?=@)"),
+    re.compile(
+        r"((?:[?&;(,][\w.\-]*(?:password|passwd|pwd|passphrase|secret|token|api[_\-.]?key"
+        r"|credential|signature)|[?&](?:sig|key))=)([^&;#,)\s'\"]+)",
+        re.IGNORECASE,
+    ),
+    re.compile(r"(jdbc:oracle:\w+:[^/@\s]+/)([^@\s]+)(?=@)"),
+)
+
+
+def without_passwords(text: str) -> str:
+    """The text with *** for each password in a URL."""
+    if "://" in text or "=" in text or "jdbc:" in text:
+        for pattern in _IN_URLS:
+            text = pattern.sub(r"\1***", text)
+    return text
+
+
+def passwords_in(text: str) -> list[str]:
+    """What `without_passwords` masks."""
+    return [match[2] for pattern in _IN_URLS for match in pattern.finditer(text)]
+
+
 class FrazilError(Exception):
     """Base of all. `str()` is the message on one line, and the hint on a second."""
 
     exit_code = 1
 
     def __init__(self, message: str, *, hint: str = "") -> None:
+        message = without_passwords(message)
         super().__init__(message)
         self.message = message
-        self.hint = hint
+        self.hint = without_passwords(hint)
         #: the full traceback or Spark message; not pickled
         self.detail = ""
         #: a log has a line of it already
@@ -78,7 +105,7 @@ class ConfigError(FrazilError):
     def __init__(self, message: str, *, hint: str = "", path: tuple[str, ...] = ()) -> None:
         super().__init__(message, hint=hint)
         self.path = path
-        self._fact = message
+        self._fact = self.message
 
     def placed(self, place: str) -> ConfigError:
         """This error, with the location of the setting. The last location given is shown."""
@@ -94,7 +121,7 @@ class SqlError(ConfigError):
         self, message: str, *, hint: str = "", path: tuple[str, ...] = (), excerpt: str = ""
     ) -> None:
         super().__init__(message, hint=hint, path=path)
-        self.excerpt = excerpt
+        self.excerpt = without_passwords(excerpt)
 
     def __str__(self) -> str:
         hint = f"hint: {self.hint}" if self.hint else ""

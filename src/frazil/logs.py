@@ -1,10 +1,11 @@
 """The log of a process: Python's logging under `frazil`, as lines of text or of JSON.
 
-In: format, level and file. Out: one handler on the logger `frazil`, and nothing else is touched. A
-line has time, level and sink; `fields` of a record become keys of JSON. Promised: a line is one
-line, secrets are masked in it, and an exception is its class and place, because its text
-may quote a record. Nothing is installed on import: a program that uses Frazil as a library decides
-by itself.
+In: format, level and file. Out: one handler on the logger `frazil`, and on the root logger for what
+other libraries log as a warning or worse; Python's warnings, and exceptions that end a thread, come
+the same way. A line has time, level and sink; `fields` of a record become keys of JSON, and
+`logger` names another library. Promised: a line is one line without control characters, secrets are
+masked in it, and an exception is its class and place, because its text may quote a record. Nothing
+is installed on import: a program that uses Frazil as a library decides by itself.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import json
 import logging
 import os
 import sys
+import threading
 import traceback
 from collections.abc import Iterable
 from datetime import datetime, timezone
@@ -25,6 +27,8 @@ from frazil.errors import ConfigError
 #: Tells Spark's planning process how to log.
 _VARIABLE = "FRAZIL_LOG"
 _BREAKS = str.maketrans({"\n": " | ", "\r": "", "\0": ""})
+#: Longer messages of other libraries are cut: some have a whole response.
+_LONGEST = 2000
 
 #: Handlers that this module has installed.
 _installed: list[logging.Handler] = []
@@ -37,17 +41,21 @@ class LineFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         sink = getattr(record, "sink", "")
-        subject = f"sink {sink}" if sink else "frazil"
-        text = f"{_time(record)} {record.levelname} {subject}: {_message(record)}"
-        return str(masked(text, _secrets))
+        subject = f"sink {sink}" if sink else _library(record) or "frazil"
+        message = str(masked(_message(record), _secrets)).translate(_BREAKS)
+        return _printable(f"{_time(record)} {record.levelname} {subject}: {message}")
 
 
 class JsonFormatter(LineFormatter):
     def format(self, record: logging.LogRecord) -> str:
         values: dict[str, Any] = {"time": _time(record), "level": record.levelname}
         values |= {"sink": getattr(record, "sink", None), "message": _message(record)}
+        if library := _library(record):
+            values["logger"] = library
         values |= getattr(record, "fields", {})
-        return json.dumps(masked(values, _secrets), ensure_ascii=False, default=str)
+        values = masked(values, _secrets)
+        values["message"] = values["message"].translate(_BREAKS)
+        return _printable(json.dumps(values, ensure_ascii=False, default=str))
 
 
 def _time(record: logging.LogRecord) -> str:
@@ -62,7 +70,34 @@ def _message(record: logging.LogRecord) -> str:
         frames = traceback.extract_tb(error.__traceback__)
         place = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
         text = f"{text} ({type(error).__name__}{place})"
-    return text.translate(_BREAKS)
+    if _library(record) and len(text) > _LONGEST:
+        text = f"{text[:_LONGEST]}…"
+    return text
+
+
+def _library(record: logging.LogRecord) -> str:
+    """The logger of another library; empty: ours."""
+    return "" if record.name.partition(".")[0] == "frazil" else record.name
+
+
+def _printable(line: str) -> str:
+    """Without what ends a line or controls a terminal; the escapes are also those of JSON."""
+    if line.isprintable():
+        return line
+    return "".join(char if char.isprintable() else _escaped(char) for char in line)
+
+
+def _escaped(char: str) -> str:
+    number = ord(char)
+    if number > 0xFFFF:  # a surrogate pair, as in JSON
+        number -= 0x10000
+        return f"\\u{0xD800 + (number >> 10):04x}\\u{0xDC00 + (number & 0x3FF):04x}"
+    return f"\\u{number:04x}"
+
+
+def secrets_masked(text: str) -> str:
+    """The text without what no line may show."""
+    return str(masked(text, _secrets))
 
 
 def mask(secrets: Iterable[str]) -> None:
@@ -104,7 +139,42 @@ def _install(handler: logging.Handler, level: str) -> None:
     logger.addHandler(handler)
     logger.setLevel(level)
     logger.propagate = False
-    _installed.append(handler)
+    others = _OtherLibraries(handler)
+    logging.getLogger().addHandler(others)
+    logging.captureWarnings(True)
+    threading.excepthook = _thread_failed
+    _installed.extend((handler, others))
+
+
+class _OtherLibraries(logging.Handler):
+    """Passes on what other libraries log as a warning or worse; all of it would be every request
+    of every client, with its headers."""
+
+    def __init__(self, target: logging.Handler) -> None:
+        super().__init__(logging.WARNING)
+        self._target = target
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.name.startswith("py4j"):  # every connection that a JVM closes at its end
+            return
+        if record.levelno >= logging.getLogger("frazil").getEffectiveLevel():
+            self._target.handle(record)
+
+
+_thread_hook = threading.excepthook
+
+
+def _thread_failed(failure: threading.ExceptHookArgs) -> None:
+    """An exception that nothing on its thread has caught."""
+    if failure.exc_value is None or failure.exc_type is SystemExit:
+        return
+    name = failure.thread.name if failure.thread else "?"
+    logging.getLogger("frazil").error(
+        "thread %s ended by an exception",
+        name,
+        exc_info=(failure.exc_type, failure.exc_value, failure.exc_traceback),
+        extra={"fields": {"event": "thread_failed", "thread": name}},
+    )
 
 
 def remove() -> None:
@@ -113,7 +183,10 @@ def remove() -> None:
     while _installed:
         handler = _installed.pop()
         logger.removeHandler(handler)
+        logging.getLogger().removeHandler(handler)
         handler.close()
+        logging.captureWarnings(False)
+        threading.excepthook = _thread_hook
     logger.propagate = True
     logger.setLevel(logging.NOTSET)
     os.environ.pop(_VARIABLE, None)

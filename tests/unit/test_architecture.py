@@ -111,6 +111,7 @@ BROAD = {
     # the net: whatever a record does to a step, it is found and rejected
     "pipeline.isolation": 1,
     "commit.completeness_callback": 1,  # and so may the callback of complete hours
+    "iceberg.metadata_location": 1,  # raised again on the thread that waits for the answer
 }
 #: The most lines of a function and of a module, and the most methods and attributes of a class.
 FUNCTION_LINES, MODULE_LINES, METHODS, ATTRIBUTES = 60, 700, 25, 15

@@ -13,6 +13,7 @@ import frazil
 from frazil.config import checks, explain
 from frazil.config import model as configs
 from frazil.config.model import Config, from_document, load
+from frazil.config.secret_values import masked, secret_values
 from frazil.config.sections import (
     RESERVED,
     CompletenessConfig,
@@ -29,7 +30,7 @@ from frazil.config.sections import (
 )
 from frazil.config.settings import Settings
 from frazil.config.units import duration, size
-from frazil.errors import ConfigError
+from frazil.errors import ConfigError, Fatal, without_passwords
 
 TOML = """
 [sink]
@@ -535,14 +536,19 @@ def test_a_secret_of_the_registry_is_one_too():
     ("section", "key"),
     [
         ("catalog", "header.Authorization"),
+        ("catalog", "header.X-Api-Key"),
+        ("catalog", "header.Cookie"),
+        ("registry", "api.key"),
         ("catalog", "adls.sas-token.account"),
         ("catalog", "adls.auth.shared-key.account.key"),
         ("spark", "spark.hadoop.fs.azure.account.key.me.dfs.core.windows.net"),
     ],
 )
 def test_secrets_with_unusual_names_are_refused_too(section: str, key: str):
+    registry = {"decode": {"registry": {"url": "http://r", key: "hunter2"}}}
+    given = registry if section == "registry" else {section: {key: "hunter2"}}
     with pytest.raises(ConfigError, match="a secret is written in the config"):
-        made(**{section: {key: "hunter2"}})
+        made(**given)
 
 
 @pytest.mark.parametrize(
@@ -779,6 +785,40 @@ def test_every_setting_in_effect_is_shown_and_no_secret(monkeypatch: pytest.Monk
     assert shown["sink"]["unavailable_timeout"] == "5m", "defaults are in effect, too"
     assert shown["table 0"]["name"] == "shop.orders"
     assert made().kafka == {"bootstrap.servers": "broker:9092"}
+
+
+#: URLs with a password, hunter2.
+URLS = [
+    "jdbc:postgresql://h/db?user=u&password=hunter2",
+    "http://user:hunter2@host:8181/api",
+    "https://host/api?api_key=hunter2",
+    "jdbc:sqlserver://h;user=u;password=hunter2",
+]
+
+
+@pytest.mark.parametrize("url", URLS)
+def test_a_password_in_a_url_is_shown_nowhere(url: str):
+    config = made(
+        catalog={"type": "rest", "uri": url},
+        decode={"registry": {"url": url}},
+        spark={"spark.sql.catalog.other.uri": url},
+        metrics={"otlp_endpoint": url.removeprefix("jdbc:")} if url.startswith("http") else {},
+    )
+    assert "hunter2" not in repr(explain.settings(config))
+    assert "hunter2" not in repr(config.catalog)
+    assert "hunter2" in secret_values(config)
+    assert masked({"a": [f"no route to {url}", "hunter2"]}, secret_values(config)) == {
+        "a": [f"no route to {url.replace('hunter2', '***')}", "***"]
+    }
+    for error in (ConfigError(f"cannot ask {url}", hint=url), Fatal(url)):
+        assert "hunter2" not in f"{error} {error.log_text} {error.hint}"
+    placed = ConfigError(f"cannot ask {url}").placed("sink.toml:3")
+    assert "hunter2" not in str(placed)
+
+
+def test_a_url_without_a_password_is_shown_as_it_is():
+    for url in ("http://user@host/x?a=b", "jdbc:sqlite:/a/b.db?mode=ro", "s3://bucket/key=1/x"):
+        assert without_passwords(f"cannot read {url}: no") == f"cannot read {url}: no"
 
 
 # ── upserts ─────────────────────────────────────────────────────────────────────────────────────

@@ -8,6 +8,8 @@ import logging
 import os
 import subprocess
 import sys
+import threading
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -214,3 +216,120 @@ def test_json_takes_what_json_cannot(tmp_path: Path):
     record.fields = {"set": {1}, "path": tmp_path}
     line = handler.format(record).encode(errors="replace")
     assert json.loads(line)["message"].startswith("a")
+
+
+# ── secrets ──────────────────────────────────────────────────────────────────────────────────────
+
+PEM = (
+    "-----BEGIN PRIVATE KEY-----\nMIIEvQIBADANcanary\nq83vEjRWeJASNFZ4kA==\n"
+    "-----END PRIVATE KEY-----"
+)
+
+
+def logged(tmp_path: Path, format: str, *messages: str, **sections: Any) -> str:
+    """The log of a process with such a config."""
+    path = tmp_path / f"log.{format}"
+    logs.configure(format, "DEBUG", str(path))
+    logs.mask(secret_values(config(**sections)))
+    for message in messages:
+        LOG.info("%s", message)
+    return path.read_text()
+
+
+@pytest.mark.parametrize("format", ["text", "json"])
+def test_a_secret_of_several_lines_is_masked_line_by_line(
+    format: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("TEST_LOG_PEM", PEM)
+    kafka = {"bootstrap.servers": "b", "ssl.key.pem": "env:TEST_LOG_PEM"}
+    shown = logged(tmp_path, format, f"bad key {PEM}", PEM.splitlines()[2], kafka=kafka)
+    assert len(shown.splitlines()) == 2
+    assert "canary" not in shown
+    assert "q83v" not in shown
+
+
+@pytest.mark.parametrize("format", ["text", "json"])
+def test_a_short_secret_is_masked_as_a_word(
+    format: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("TEST_LOG_SHORT", "pw1")
+    kafka = {"bootstrap.servers": "b", "sasl.password": "env:TEST_LOG_SHORT"}
+    shown = logged(tmp_path, format, "login of u with pw1 failed; pw12 is a topic", kafka=kafka)
+    assert "with *** failed; pw12 is a topic" in shown
+
+
+@pytest.mark.parametrize("format", ["text", "json"])
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "jdbc:postgresql://h/db?user=u&password=canary-9",
+        "http://user:canary-9@host/x",
+        "https://host/x?access_token=canary-9&a=b",
+        "jdbc:sqlserver://host;user=u;password=canary-9",
+        "jdbc:oracle:thin:u/canary-9@host:1521",
+    ],
+)
+def test_a_password_in_a_url_is_masked(uri: str, format: str, tmp_path: Path):
+    catalog = {"type": "jdbc", "uri": uri, "warehouse": "/w"}
+    shown = logged(tmp_path, format, f"cannot reach {uri}", "found canary-9 there", catalog=catalog)
+    assert "canary" not in shown
+    assert "found *** there" in shown
+
+
+@pytest.mark.parametrize("format", ["text", "json"])
+def test_control_characters_are_escaped(format: str, tmp_path: Path):
+    text = "a\x1b[2Jb\u2028c\u0085d\x0be\rf\ng\u202eh\U000e0001"
+    shown = logged(tmp_path, format, text)
+    assert len(shown.splitlines()) == 1
+    assert shown.rstrip("\n").isprintable()
+    assert "a\\u001b[2Jb\\u2028c\\u0085d\\u000bef | g\\u202eh\\udb40\\udc01" in shown
+    if format == "json":
+        assert json.loads(shown)["message"].startswith("a\x1b[2Jb\u2028c")
+
+
+# ── other libraries ──────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("format", ["text", "json"])
+def test_what_libraries_say_comes_in_the_same_format(
+    format: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    path = tmp_path / "log"
+    monkeypatch.setenv("TEST_LOG_SECRET", SECRET)
+    logs.configure(format, "INFO", str(path))
+    kafka = {"bootstrap.servers": "b", "sasl.password": "env:TEST_LOG_SECRET"}
+    logs.mask(secret_values(config(kafka=kafka)))
+    logging.getLogger("urllib3.connectionpool").warning("Retrying %s\nafter", SECRET)
+    logging.getLogger("urllib3.connectionpool").info("every request")
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        warnings.warn(f"deprecated: {SECRET}", DeprecationWarning, stacklevel=1)
+
+    def fail() -> None:
+        raise ValueError(f"found {VALUE}")
+
+    thread = threading.Thread(target=fail, name="frazil-x")
+    thread.start()
+    thread.join()
+    shown = path.read_text()
+    lines = shown.splitlines()
+    assert len(lines) == 3
+    assert SECRET not in shown
+    assert VALUE not in shown
+    assert all(
+        word in shown for word in ("urllib3", "py.warnings", "thread frazil-x", "ValueError")
+    )
+    if format == "json":
+        parsed = [json.loads(line) for line in lines]
+        assert [line.get("logger") for line in parsed[:2]] == [
+            "urllib3.connectionpool",
+            "py.warnings",
+        ]
+        assert parsed[2]["event"] == "thread_failed"
+    logs.remove()
+    assert threading.excepthook is logs._thread_hook
+    assert logging.getLogger().handlers == [
+        handler
+        for handler in logging.getLogger().handlers
+        if type(handler).__module__ != "frazil.logs"
+    ]

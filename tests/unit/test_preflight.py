@@ -287,6 +287,33 @@ def test_a_new_config_never_has_a_secret(tmp_path: Path):
     assert made.variables == names
 
 
+def test_a_new_config_refuses_a_password_in_a_url():
+    for sections in (
+        {"catalog": {"type": "rest", "uri": "http://u:hunter2@h"}},
+        {"catalog": {"type": "jdbc", "uri": "jdbc:postgresql://h/db?password=hunter2"}},
+    ):
+        with pytest.raises(ConfigError, match=r"expected uri=env:NAME") as caught:
+            new_config([TopicSample("t", 1, columns=COLUMNS)], wishes(**sections))
+        assert "hunter2" not in str(caught.value)
+        assert "export CATALOG_URI=" in caught.value.hint
+    catalog = {"type": "rest", "uri": "env:CATALOG_URI"}
+    made = new_config([TopicSample("t", 1, columns=COLUMNS)], wishes(catalog=catalog))
+    assert made.variables == ["CATALOG_URI"]
+
+
+def test_a_password_in_a_url_is_a_warning_with_its_line(tmp_path: Path):
+    path = tmp_path / "sink.toml"
+    path.write_text(
+        '[sink]\nid = "a"\ntopics = ["t"]\n[kafka]\n"bootstrap.servers" = "127.0.0.1:1"\n[decode]\n'
+        'format = "json"\n[catalog]\ntype = "rest"\nuri = "http://u:hunter2@127.0.0.1:1"\n'
+        '[[table]]\nname = "a.b"'
+    )
+    report = Check(path, lambda _: lambda _: None, CheckOptions(limit=2.0)).run()
+    [finding] = [finding for finding in report.findings if finding.area == "secrets"]
+    assert (finding.verdict, finding.place) == ("warning", "sink.toml:10")
+    assert "hunter2" not in str(report.findings)
+
+
 def test_several_topics_get_a_table_and_a_rule_each(tmp_path: Path):
     samples = [TopicSample(topic, 1, columns=COLUMNS) for topic in ("a.x", "b-y")]
     made = new_config(samples, wishes("n.a_x", "n.b_y"))

@@ -38,7 +38,7 @@ from frazil.errors import (
     Unavailable,
 )
 from frazil.iceberg import metadata_location
-from frazil.iceberg.file_io import NeedsSpark
+from frazil.iceberg.file_io import NeedsSpark, zigzag
 from frazil.iceberg.metadata_location import REST_TIMEOUTS, rest_timeouts
 from frazil.iceberg.static_table import ReadOnlyTable, find
 from frazil.iceberg.table import DataFile

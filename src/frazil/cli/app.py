@@ -13,13 +13,16 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from frazil import logs
 from frazil.cli.examples import EXAMPLES
 from frazil.cli.signals import StopSignal
 from frazil.config import model as configs
+from frazil.config import origins
 from frazil.config.environment import overlay
 from frazil.config.model import Config
 from frazil.config.origins import Origins
-from frazil.errors import ConfigError
+from frazil.config.secret_values import secret_values
+from frazil.errors import ConfigError, FrazilError
 from frazil.render import Report, output, print_json, show
 from frazil.sql.definition_files import DefinitionFiles, DefinitionStore
 
@@ -65,10 +68,29 @@ def load_config(path: str | Path) -> Config:
 def traced_config(path: str | Path) -> tuple[Config, Origins]:
     """The config, and the origin of each setting."""
     if Path(path).suffix != ".sql":
-        return configs.traced(path)
-    from frazil.sql.definitions import config_of_file
+        config, places = configs.traced(path)
+    else:
+        from frazil.sql.definitions import config_of_file
 
-    return config_of_file(path)
+        config, places = config_of_file(path)
+    logs.mask(secret_values(config))  # whatever a library below says of them
+    _places.clear()
+    _places.update(places)
+    return config, places
+
+
+#: Origins of the settings of the config that was loaded last.
+_places: Origins = {}
+
+
+def with_place(error: FrazilError) -> FrazilError:
+    """The error, with the line of the setting that it is about, where that was found only when a
+    server or a library was asked."""
+    if isinstance(error, ConfigError) and error.path:
+        place = origins.place(_places, error.path)
+        if place and f"({place})" not in error.message:
+            error.placed(place)
+    return error
 
 
 def config_to_run(path: Path) -> Config:

@@ -63,6 +63,7 @@ try:  # Ctrl-C this early is a normal stop: nothing was begun
         stop,
         table_opener,
         traced_config,
+        with_place,
     )
     from frazil.cli.log_options import (
         HealthFilePath,
@@ -575,7 +576,7 @@ def main() -> None:
         code = stop.exit_code if stop.signal else 1
         end_children()
     except FrazilError as error:
-        code = _say(error)
+        code = _say(with_place(error))
     except Exception as error:
         if hasattr(error, "format_message"):  # click's own: a wrong option or argument
             if message := error.format_message():  # a group without a command has shown its help
@@ -611,14 +612,14 @@ def _say(error: FrazilError) -> int:
     shown = str(error)
     if logs.active() and not sys.stderr.isatty():  # another log, that of the process's parent
         shown = f"{error.log_text}\nhint: {error.hint}" if error.hint else error.log_text
-    print(f"frazil: {shown}", file=sys.stderr)
+    print(f"frazil: {logs.secrets_masked(shown)}", file=sys.stderr)
     if error.detail and _verbose:
-        print(error.detail, file=sys.stderr)
+        print(logs.secrets_masked(error.detail), file=sys.stderr)
     elif error.detail:
         with suppress(OSError):  # no place to write it: the message is printed already
             number, path = tempfile.mkstemp(prefix="frazil-error-", suffix=".txt")
             with open(number, "w", encoding="utf-8", errors="replace") as file:
-                file.write(error.detail)
+                file.write(logs.secrets_masked(error.detail))
             print(f"the whole error: {path}", file=sys.stderr)
     return error.exit_code
 

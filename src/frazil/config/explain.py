@@ -13,6 +13,7 @@ from typing import Any
 
 from frazil.config.model import Config
 from frazil.config.settings import SECRET, Settings
+from frazil.errors import without_passwords
 
 
 class Explanation(dict[str, Any]):
@@ -86,7 +87,7 @@ def settings(config: Config) -> dict[str, dict[str, Any]]:
         shown["dead_letters"] = dataclasses.asdict(config.dead_letters)
     return {
         section: {
-            key: "***" if value and _is_secret(section, key) else value
+            key: "***" if value and _is_secret(section, key) else _without_passwords(value)
             for key, value in values.items()
         }
         for section, values in shown.items()
@@ -115,6 +116,10 @@ def in_effect(config: Config) -> dict[str, dict[str, str]]:
         section: {key: text for key, text in values.items() if not getattr(given, key)}
         for section, (given, values) in sections.items()
     }
+
+
+def _without_passwords(value: Any) -> Any:
+    return without_passwords(value) if isinstance(value, str) else value
 
 
 def _is_secret(section: str, key: str) -> bool:

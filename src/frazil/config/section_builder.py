@@ -14,7 +14,7 @@ from typing import Any, TypeVar, cast
 
 from frazil.config.messages import nearest, placed, within
 from frazil.config.settings import settings_of
-from frazil.errors import ConfigError
+from frazil.errors import ConfigError, without_passwords
 
 T = TypeVar("T")
 
@@ -124,7 +124,7 @@ def _fit(where: str, kind: str, value: Any) -> Any:
 
 
 def _shown(value: Any) -> str:
-    text = repr(value)
+    text = without_passwords(repr(value))
     return text if len(text) <= 200 else f"{text[:200]}…"
 
 

@@ -14,39 +14,45 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from frazil.errors import ConfigError
+from frazil.errors import ConfigError, without_passwords
 
 #: Keys of the pass-through sections whose values are secrets.
 SECRET = re.compile(
     r"password|passphrase|secret|credential(?!s?[.\-](provider|source))|(^|[.\-_])token($|\.)"
-    r"|user\.info|jaas\.config|key\.pem|oauthbearer\.config|authorization|account\.key|connection-string",
+    r"|user\.info|key\.pem|oauthbearer\.config|authorization|account\.key|connection-string"
+    r"|api[\-_. ]?key|jaas\.config|(^|\.)header\..*(auth|key|cookie)",
     re.IGNORECASE,
 )
 #: A reference to a secret.
 REFERENCE = re.compile(r"(env|file):.")
 #: Keys whose value is a name and a secret, with a colon between them: `NAME:env:PASSWORD`.
-_PAIR = re.compile(r"(^|\.)credential$|user\.info$")
+PAIR = re.compile(r"(^|\.)credential$|user\.info$")
 _PAIR_REFERENCE = re.compile(r"(?!env:|file:)([^:\s]+):((env|file):.+)")
 
 
 class Settings(dict[str, str]):
-    """A pass-through section. Its repr masks the values of secrets."""
+    """A pass-through section. Its repr masks the values of secrets, and passwords in URLs."""
 
     def __repr__(self) -> str:
-        return repr({k: "***" if SECRET.search(k) else v for k, v in self.items()})
+        return repr({key: shown(key, value) for key, value in self.items()})
 
     def resolved(self) -> dict[str, str]:
         """The settings with `env:` and `file:` references resolved. Never log or store them."""
         return {key: resolve(key, value) for key, value in self.items()}
 
 
+def shown(key: str, value: str) -> str:
+    """A setting as it may be shown."""
+    return "***" if value and SECRET.search(key) else without_passwords(value)
+
+
 def is_reference(key: str, value: str) -> bool:
     """Whether a secret is named by this value, and does not stand in it."""
-    return bool(REFERENCE.match(value) or (_PAIR.search(key) and _PAIR_REFERENCE.match(value)))
+    return bool(REFERENCE.match(value) or (PAIR.search(key) and _PAIR_REFERENCE.match(value)))
 
 
 def resolve(key: str, value: str) -> str:
-    if _PAIR.search(key) and (pair := _PAIR_REFERENCE.fullmatch(value)):
+    if PAIR.search(key) and (pair := _PAIR_REFERENCE.fullmatch(value)):
         return f"{pair[1]}:{resolve(key, pair[2])}"
     kind, _, name = value.partition(":")
     if kind == "env":

@@ -22,7 +22,14 @@ import pyarrow.fs
 
 from frazil.arrow.avro_types import Datum, UnreadableDatum
 from frazil.config.settings import SECRET
-from frazil.errors import ConfigError, Fatal, IdentityMismatch, Unavailable
+from frazil.errors import (
+    ConfigError,
+    Fatal,
+    IdentityMismatch,
+    Unavailable,
+    passwords_in,
+    without_passwords,
+)
 
 _SYNC = b"frazil----frazil"
 
@@ -104,6 +111,9 @@ def missing_file_error(error: BaseException, properties: Mapping[str, str]) -> s
         if SECRET.search(key):
             for secret in filter(None, (value, value.rpartition(":")[2])):
                 text = text.replace(secret, "***")
+        for password in passwords_in(value):
+            text = text.replace(password, "***")
+    text = without_passwords(text)
     return re.sub(r"//[^/@\s]+@", "//***@", text)
 
 

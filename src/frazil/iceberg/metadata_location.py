@@ -110,10 +110,10 @@ def _from_database(catalog: Mapping[str, str], name: str) -> str:
     if read is None:
         raise NeedsSpark(f"cannot open a catalog in {kind} without Spark")
     # Several catalogs may share a database, and views are listed beside tables.
-    found = _within(_TOTAL, name, lambda: read(catalog, place, name.rpartition(".")[::2]))
+    listed = _within(_TOTAL, name, lambda: read(catalog, place, name.rpartition(".")[::2]))
     rows = [
         row
-        for row in found
+        for row in listed
         if row["catalog_name"] == catalog.get("name", row["catalog_name"])
         and row.get("iceberg_type") in (None, "TABLE")
     ]

@@ -21,7 +21,7 @@ from pathlib import Path
 from frazil.config.error_list import ConfigErrors, every_error
 from frazil.config.model import Config
 from frazil.config.settings import resolve
-from frazil.errors import ConfigError, FrazilError, counted
+from frazil.errors import ConfigError, FrazilError, counted, passwords_in
 from frazil.formats import schema_sample
 from frazil.kafka.planner import Planner
 from frazil.offsets import Range
@@ -98,7 +98,8 @@ class Check:
         unresolved = _secrets(config)
         findings += [finding for _, finding in unresolved]
         # What stands in a section with an error is not tried out.
-        away = {*errors.sections, *(section for section, _ in unresolved)}
+        missing = (section for section, finding in unresolved if finding.verdict == "error")
+        away = {*errors.sections, *missing}
         for finding in self._servers(config, away):
             findings.append(finding)
         return self._report(config.sink.id, findings)
@@ -292,6 +293,11 @@ def _secrets(config: Config) -> list[tuple[str, CheckFinding]]:
                 resolve(key, value)
             except ConfigError as error:
                 findings.append((path[0], CheckFinding.of("secrets", error, (*path, key))))
+            if passwords_in(value):
+                says = f"a password stands in [{'.'.join(path)}] {key}: it is masked where it shows"
+                hint = f'make all of it a reference: {key} = "env:NAME"'
+                finding = CheckFinding("secrets", "warning", says, hint, (*path, key))
+                findings.append(("", finding))
     for key in ("schema", "key_schema"):
         if given := getattr(config.decode, key):
             try:

@@ -18,7 +18,7 @@ import tomli_w
 
 from frazil.config.model import from_document
 from frazil.config.settings import REFERENCE, SECRET
-from frazil.errors import ConfigError
+from frazil.errors import ConfigError, passwords_in
 from frazil.ops.topic_sample import TopicSample
 
 if sys.version_info >= (3, 11):
@@ -202,6 +202,13 @@ def _passed(section: str, settings: Mapping[str, str], variables: list[str]) -> 
     """Settings that pass through; a secret becomes a reference to a variable."""
     lines: list[Line] = []
     for key, value in settings.items():
+        if passwords_in(value):
+            variable = variable_of(section, key)
+            raise ConfigError(
+                f"cannot write [{section}] {key}: a password stands in it; expected "
+                f"{key}=env:NAME, found {value}",
+                hint=f"export {variable}=…, and {key}=env:{variable}",
+            )
         if SECRET.search(key) and not REFERENCE.match(value):
             variable = variable_of(section, key)
             variables.append(variable)
