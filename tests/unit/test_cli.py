@@ -23,6 +23,8 @@ from typing import Any
 
 import pytest
 import typer.main
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient
 
 from frazil.cli import commands
 from frazil.config import model as configs
@@ -41,6 +43,7 @@ from frazil.config.sections import (
 )
 from frazil.errors import ConfigError, Fatal, Unavailable, cause, counted
 from frazil.formats import schema_sample
+from frazil.kafka.setting_names import NAMES, refusals
 from frazil.ledger import staged_batch
 from frazil.ledger.sink_state import staged_batches, staging_folder
 from frazil.render import output, text_table
@@ -381,6 +384,53 @@ def test_a_catalog_that_never_answers_is_tried_again_later(
             assert code == 75, (words, out, err)
             assert "expected an answer within" in out + err, (words, out, err)
             assert "uri" in out + err, "the hint"
+
+
+@pytest.mark.parametrize(
+    ("line", "shown"),
+    [
+        ('"secruity.protocol" = "SSL"', "did you mean 'security.protocol'?"),
+        ('"security.protocol" = "SLS"', 'Invalid value "SLS"'),
+        ('"ssl.ca.location" = "/no"\n"security.protocol" = "SSL"', "ssl.ca.location failed"),
+    ],
+)
+def test_a_wrong_setting_of_kafka_is_an_error_of_the_config(
+    line: str, shown: str, tmp_path: Path, capfd: Any, monkeypatch: pytest.MonkeyPatch
+):
+    path = tmp_path / "sink.toml"
+    path.write_text(GOOD.format(tmp_path).replace("[kafka]", f"[kafka]\n{line}"))
+    asking = ["status", "plan", "offsets show", "check"]
+    for words in asking:
+        code, out, err = says(capfd, monkeypatch, *words.split(), str(path))
+        assert code == 2, (words, out, err)
+        assert shown in out + err, (words, out, err)
+        assert "sink.toml:7" in out + err, (words, out, err)
+    key, _, value = line.splitlines()[0].replace('"', "").partition(" = ")
+    given = ["--kafka", f"{key}={value}", "--kafka", "security.protocol=SSL"]
+    given = given[:2] if "security" in key or "secruity" in key else given
+    code, out, err = says(
+        capfd, monkeypatch, "init", "--bootstrap-servers", "127.0.0.1:1", "--topic", "t", *given
+    )
+    assert (code, shown in err) == (2, True), err
+
+
+def test_the_known_settings_of_kafka_are_those_of_librdkafka():
+    for name in NAMES:
+        with pytest.raises((KafkaException, TypeError, ValueError)) as caught:
+            AdminClient({"log_level": "0", name: "\1", "retries": "x"})  # never a client
+        assert "No such configuration property" not in str(caught.value), name
+
+
+def test_an_error_of_librdkafka_leads_to_its_setting_and_shows_no_secret():
+    for kafka, path in (
+        ({"secruity.protocol": "x"}, ("kafka", "secruity.protocol")),
+        ({"sasl.password": "hunter2", "socket.timeout.ms": "1"}, ("kafka", "socket.timeout.ms")),
+        ({"security.protocol": "sasl_ssl", "sasl.mechanism": "FOO"}, ("kafka", "sasl.mechanism")),
+    ):
+        with pytest.raises(ConfigError) as caught, refusals(kafka):
+            AdminClient({"log_level": "0", **kafka})
+        assert caught.value.path == path
+        assert "hunter2" not in str(caught.value)
 
 
 def _sealed(values: Any) -> bytes:

@@ -16,6 +16,7 @@ from frazil.cli.app import (
     spark_session,
     table_opener,
     traced_config,
+    with_place,
 )
 from frazil.config.error_list import ConfigErrors
 from frazil.config.model import Config
@@ -72,4 +73,7 @@ def plan(config: ConfigFile, spark: Spark = None) -> Report:
 
     opened = with_new_catalog(config, table_opener(config, spark))
     session = spark_session(config) if config.transform else None
-    return PlanReport(config, start_plan(config, opened, session))
+    planned = start_plan(config, opened, session)
+    if planned.stops:
+        with_place(planned.stops)
+    return PlanReport(config, planned)

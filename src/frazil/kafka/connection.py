@@ -20,6 +20,7 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
 from frazil.kafka.security import secured, token_function, unsupported
+from frazil.kafka.setting_names import refusals
 from frazil.offsets import Partition
 
 #: Defaults under the user's own [kafka] settings.
@@ -153,7 +154,8 @@ def look_up_leaders(kafka: Mapping[str, str], topic: str | None) -> None:
 def admin_client(kafka: Mapping[str, str]) -> AdminClient:
     key = tuple(sorted(kafka.items()))
     if key not in _admins:
-        _admins[key] = AdminClient({"log_level": "2", **client_settings(kafka)})
+        with refusals(kafka):
+            _admins[key] = AdminClient({"log_level": "2", **client_settings(kafka)})
     return _admins[key]
 
 

@@ -16,13 +16,14 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 import pyarrow as pa
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 
 from frazil.arrow.avro_types import UnreadableDatum
 from frazil.errors import AccountingError, Expired, Unavailable, Undecodable
 from frazil.kafka import protocol
 from frazil.kafka.connection import DEFAULTS, FIXED, Unsupported, client_settings, supports
 from frazil.kafka.record_batch import HEADERS, Longs, RawRecords, RecordBatches
+from frazil.kafka.setting_names import refusals
 from frazil.offsets import Partition, Range
 
 #: Records and bytes per decoded chunk: large records make smaller chunks.
@@ -317,8 +318,6 @@ def _consumer(kafka: Mapping[str, str]) -> Consumer:
     conf.setdefault("group.id", "frazil-reader")  # librdkafka wants one; it is never joined
     key = tuple(sorted(conf.items()))
     if key not in _consumers:
-        try:
+        with refusals(kafka):
             _consumers[key] = Consumer(client_settings(conf))
-        except KafkaException as error:
-            raise Unavailable(f"cannot make a Kafka consumer: {error.args[0].str()}") from None
     return _consumers[key]

@@ -26,6 +26,7 @@ from frazil.kafka.connection import (
     read_answer,
     supports,
 )
+from frazil.kafka.setting_names import refusals
 from frazil.offsets import Partition
 
 
@@ -53,7 +54,8 @@ def epoch_ends(
     }
     conf = {**DEFAULTS, **kafka, **little, **FIXED}
     conf.setdefault("group.id", "frazil-reader")
-    consumer = Consumer(client_settings(conf))
+    with refusals(conf):
+        consumer = Consumer(client_settings(conf))
     called = {(partition.kafka_topic, partition.number): partition for partition in epochs}
     ends: dict[Partition, int] = {}
     try:

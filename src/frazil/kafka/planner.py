@@ -29,6 +29,7 @@ from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-d
 from frazil.errors import ConfigError, Expired, IdentityMismatch, Unavailable, counted
 from frazil.kafka.connection import client_settings
 from frazil.kafka.leader_epochs import epoch_ends
+from frazil.kafka.setting_names import refusals
 from frazil.offsets import BATCHES, Cut, Partition, Range, newest_names
 
 if TYPE_CHECKING:
@@ -140,7 +141,8 @@ class Planner:
         #: no record batch below the position has a later leader epoch
         self._epochs: dict[Partition, int] = dict(self.known.leaders)
         self._trusting = trusting
-        self._admin = AdminClient({"log_level": "2", **client_settings(kafka)})
+        with refusals(kafka):
+            self._admin = AdminClient({"log_level": "2", **client_settings(kafka)})
         self._uncommitted = kafka.get("isolation.level") == "read_uncommitted"
         #: did the last cut take all that the limits allow?
         self.full = False
@@ -478,7 +480,8 @@ def _exists(name: str, future: Any) -> Any:
 def sample_sizes(kafka: Mapping[str, str], wanted: Range) -> list[int]:
     """Sizes of the first records of a range, as many as come at once."""
     own = {"group.id": "frazil-sample", "auto.offset.reset": "error", "enable.auto.commit": "false"}
-    consumer = Consumer({"log_level": "2", **client_settings(kafka), **own})
+    with refusals(kafka):
+        consumer = Consumer({"log_level": "2", **client_settings(kafka), **own})
     try:
         where = wanted.partition
         consumer.assign([TopicPartition(where.kafka_topic, where.number, wanted.start)])
@@ -549,14 +552,9 @@ def split(ranges: Sequence[Range], *, most: int, parallelism: int) -> list[Range
 
 def publish(kafka: Mapping[str, str], group: str, cut: Cut) -> None:
     """Commit the tables' position to Kafka, for its own lag tools. Never read back."""
-    consumer = Consumer(
-        {
-            "log_level": "2",
-            **client_settings(kafka),
-            "group.id": group,
-            "enable.auto.commit": "false",
-        }
-    )
+    own = {"group.id": group, "enable.auto.commit": "false"}
+    with refusals(kafka):
+        consumer = Consumer({"log_level": "2", **client_settings(kafka), **own})
     try:
         consumer.commit(
             offsets=[

@@ -29,6 +29,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 from frazil.config.model import Config
 from frazil.errors import counted
 from frazil.kafka.connection import client_settings
+from frazil.kafka.setting_names import refusal
 from frazil.offsets import Cut
 from frazil.ops.findings import CheckFinding
 
@@ -100,7 +101,7 @@ class BrokerCheck:
             quick |= {"log_level": "0", "error_cb": self._reports.append}
             self._admin = AdminClient(quick)
         except (KafkaException, ValueError, TypeError) as error:
-            self._add("broker", "error", f"cannot use [kafka]: {_fact(error)}", setting=("kafka",))
+            self.findings.append(CheckFinding.of("config", refusal(error, kafka)))
             return False
         return self._reached()
 

@@ -16,7 +16,7 @@ from typing import ClassVar
 import pyarrow as pa
 import pyarrow.compute as pc
 from confluent_kafka import KafkaException
-from confluent_kafka.admin import AdminClient, ConfigResource  # type: ignore[attr-defined]
+from confluent_kafka.admin import ConfigResource  # type: ignore[attr-defined]
 from pyspark.sql import SparkSession
 
 from frazil.commit.protocol import TableCommitter
@@ -29,6 +29,7 @@ from frazil.config.sections import TableConfig
 from frazil.errors import ConfigError, Expired, Fatal, FrazilError, IdentityMismatch, counted
 from frazil.iceberg.java import JavaCatalog
 from frazil.iceberg.java_table import JavaTable
+from frazil.kafka.connection import admin_client
 from frazil.kafka.planner import Planner
 from frazil.ledger import index as offset_index
 from frazil.ledger.sink_state import (
@@ -375,7 +376,7 @@ class _RewindCommand:
         topics = {p.kafka_topic for p in self._doing.state.entry.end.current if p != BATCHES}
         if not self._config.kafka or not topics:
             return []
-        admin = AdminClient({"log_level": "2", **self._config.kafka.resolved()})
+        admin = admin_client(self._config.kafka.resolved())
         wanted = [ConfigResource(ConfigResource.Type.TOPIC, topic) for topic in topics]
         compacted = []
         for topic, answer in admin.describe_configs(wanted, request_timeout=_CALL_SECONDS).items():

@@ -22,7 +22,7 @@ from rich.text import Text
 
 from frazil.config.model import Config
 from frazil.config.units import duration
-from frazil.errors import FrazilError, counted
+from frazil.errors import ConfigError, FrazilError, counted
 from frazil.iceberg.static_table import ReadOnlyTable
 from frazil.kafka.planner import Planner, Watermarks
 from frazil.ledger.entry import LedgerEntry, entries
@@ -168,18 +168,25 @@ class _Answer:
         self._ask = ask
         self._marks: Watermarks | None = None
         self._error = "Kafka did not answer in time"
+        self._wrong: ConfigError | None = None
         self._thread = threading.Thread(target=self._run, name="frazil-kafka", daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
         try:
             self._marks = self._ask()
+        except ConfigError as error:
+            self._error = error.message
+            if error.path[:1] == ("kafka",):  # no time will mend it
+                self._wrong = error
         except FrazilError as error:
             self._error = error.message
 
     def within(self, seconds: float) -> tuple[Watermarks | None, str]:
-        """The answer, or None and why there is none."""
+        """The answer, or None and why there is none. A wrong [kafka] raises `ConfigError`."""
         self._thread.join(seconds)
+        if self._wrong is not None:
+            raise self._wrong
         return self._marks, "" if self._marks else self._error
 
 

@@ -21,6 +21,7 @@ from frazil.config.model import Config
 from frazil.errors import ConfigError, FrazilError, Unavailable
 from frazil.iceberg.java import JavaCatalog
 from frazil.iceberg.java_table import JavaTable
+from frazil.kafka.setting_names import refusals
 from frazil.ledger.sink_state import staging_folder
 from frazil.steps import STEPS
 from frazil.testing.process import toml
@@ -113,7 +114,8 @@ class Scratch:
     ) -> None:
         self.given, self.plan, self.catalog, self.folder = given, wanted, catalog, folder
         self.kafka = given.kafka.resolved()
-        self.admin = AdminClient({"log_level": "2", **self.kafka})
+        with refusals(self.kafka):
+            self.admin = AdminClient({"log_level": "2", **self.kafka})
         self._made_namespace = False
         #: folder of the namespace → a table that can access it
         self._above: dict[str, JavaTable] = {}
