@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -36,6 +36,7 @@ from frazil.monitoring.health_state import (
     remedy_of,
 )
 from frazil.monitoring.process_health import HealthFile, healthz, readyz
+from frazil.monitoring.setup import monitoring_of
 from frazil.monitoring.sink_health import SinkHealth, late_after, moment
 from frazil.offsets import BATCHES, Cut, Partition
 from frazil.ops import run_state
@@ -312,6 +313,26 @@ def test_probes_distinguish_a_wait_from_a_dead_stream(alone: None):
     assert answers() == (503, 503)
 
 
+def test_a_start_that_hangs_is_unhealthy_after_a_bound(alone: None):
+    world = World(config(health={"max_start": "10m"}))
+    process_health.add(world.health)
+    world.now += 599
+    assert (answers(), world.verdict) == (
+        (200, 503),
+        "starting: it takes over from the run before it",
+    )
+    world.step("commit", table="db.t")
+    world.step("committed", table="db.t")
+    world.now += 600
+    assert answers() == (200, 503), "a step is progress"
+    world.now += 1
+    assert answers() == (503, 503)
+    assert world.verdict == "waiting: the start: no progress for 601 s"
+    assert "frazil check CONFIG" in world.health.verdict().remedy
+    world.started()
+    assert answers() == (200, 200)
+
+
 def test_a_table_that_waits_for_an_operator_is_not_ready_at_once(alone: None):
     world = World().started()
     process_health.add(world.health)
@@ -472,6 +493,95 @@ def test_a_fenced_run_says_so_in_its_last_heartbeat():
     state = run_state.run_state({3: {**world.health.values(), "interval": 10.0}}, 3, NOW)
     assert state["error"]["class"] == "Fenced"
     assert "newer run" in state["verdict"]
+
+
+# ── a start ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def start_beat(age: float, error: FrazilError | None = None, **values: Any) -> dict[str, Any]:
+    world = World()
+    world.now = NOW - age
+    world.step("commit", table="db.t")
+    if error is not None:
+        world.health.ended(error)
+    return {**world.health.values(), "host": "b", "pid": 8, "interval": 10.0, **values}
+
+
+def test_a_start_counts_where_no_run_is_alive():
+    start = start_beat(2)
+    first = run_state.run_state({}, None, NOW, start)
+    assert (first["verdict"], first["run"]["state"], first["run"]["epoch"]) == (
+        "starting: it takes over from the run before it",
+        "starting",
+        None,
+    )
+    assert run_state.run_state(beat(3600), 3, NOW, start)["run"]["state"] == "starting"
+    assert run_state.run_state(beat(60), 4, NOW, start)["run"]["state"] == "starting", "claimed"
+    assert run_state.run_state(beat(3), 3, NOW, start)["run"]["state"] == "running"
+    assert run_state.run_state(beat(60), 3, NOW, start_beat(70))["run"]["state"] == "silent"
+
+
+def test_a_start_that_failed_says_why():
+    error = Unavailable("cannot ask the catalog for db.t: found none", hint="look at the server")
+    state = run_state.run_state({}, None, NOW, start_beat(3600, error))
+    assert (state["verdict"], state["remedy"], state["error"], state["run"]["state"]) == (
+        "failed: cannot ask the catalog for db.t: found none",
+        "look at the server",
+        "Unavailable",
+        "ended",
+    )
+    killed = run_state.run_state({}, None, NOW, start_beat(3600))
+    assert killed["verdict"].startswith("failed: a start shows no sign since about ")
+    assert (killed["run"]["state"], killed["operator"]) == ("silent", True)
+
+
+def local(tmp_path: Path, **sections: Any) -> Config:
+    catalog = {"type": "hadoop", "warehouse": str(tmp_path / "lake")}
+    return config(catalog=catalog, **sections)
+
+
+def shown(given: Config) -> dict[str, Any]:
+    return run_state.run_state({}, None, time.time(), run_state.read_start(given, None))
+
+
+def wait_for(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_first_start_shows_before_there_is_a_table(alone: None, tmp_path: Path):
+    given = local(tmp_path)
+    monitoring = monitoring_of(given)
+    wait_for(lambda: shown(given)["state"] == "starting")
+    monitoring.ended(ConfigError("cannot start: no Java", hint="set JAVA_HOME"))
+    assert shown(given)["verdict"] == "failed: cannot start: no Java"
+    assert shown(given)["remedy"] == "set JAVA_HOME"
+    # The next one has claimed: from now on it has a heartbeat with its epoch.
+    monitoring = monitoring_of(given)
+    wait_for(lambda: shown(given)["state"] == "starting")
+    run: Any = SimpleNamespace(
+        epoch=1, position=Cut(), staged=Cut(), progress=Progress(), advice=[]
+    )
+    run.beat, run.ends = lambda _: None, Cut
+    monitoring.started(run)
+    wait_for(lambda: run_state.read_start(given, None) is None)
+    monitoring.ended(None)
+    assert run_state.read_start(given, None) is None
+
+
+def test_a_start_that_is_refused_at_once_shows(alone: None, tmp_path: Path):
+    given = local(tmp_path, health={"file": str(tmp_path / "absent" / "health.json")})
+    with pytest.raises(ConfigError, match="cannot write health file"):
+        monitoring_of(given)
+    assert shown(given)["verdict"].startswith("failed: cannot write health file")
+
+
+def test_without_heartbeats_a_start_writes_nothing(alone: None, tmp_path: Path):
+    given = local(tmp_path, health={"heartbeat_interval": "never"})
+    monitoring_of(given).ended(AWAY)
+    assert not (tmp_path / "lake").exists()
 
 
 def test_the_pid_of_the_process_is_shown():

@@ -182,6 +182,7 @@ def test_status_and_offsets_show_name_tables_in_doubt(
     monkeypatch.setattr("frazil.kafka.planner.TopicIdentity.differs", lambda *_: False)
     monkeypatch.setattr("frazil.ops.status.staged_batches", lambda *_: [])
     monkeypatch.setattr("frazil.ops.status.run_state.read", lambda *_: {})
+    monkeypatch.setattr("frazil.ops.status.run_state.read_start", lambda *_: None)
     monkeypatch.setattr(type(world.index), "schema", "{}", raising=False)
     shown_status = status(world.config, world.open)
     assert "in doubt: db.a" in shown_status["summary"]

@@ -24,6 +24,7 @@ def check_monitoring(config: ConfigSections) -> None:
     for section, name in (
         ("health", "heartbeat_interval"),
         ("health", "max_wait"),
+        ("health", "max_start"),
         ("notify", "timeout"),
     ):
         value = getattr(getattr(config, section), name)

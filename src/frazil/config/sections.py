@@ -306,6 +306,8 @@ class HealthConfig(CheckedSection):
     heartbeat_interval: str = "10s"
     #: a sink that waits for longer is not ready
     max_wait: str = "5m"
+    #: a start that shows no progress for longer is not healthy
+    max_start: str = "15m"
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,6 +63,25 @@ class FileStore:
             with self.io(path).new_input(path).open() as stream:
                 return bytes(stream.read())
 
+    def write(self, path: str, content: bytes) -> None:
+        """As a whole: a reader sees the old content or the new."""
+        if local_path := local(path):
+            folder, name = os.path.split(local_path)
+            os.makedirs(folder, exist_ok=True)
+            own = os.path.join(folder, f".{name}-{os.getpid()}")
+            with open(own, "wb") as file:
+                file.write(content)
+            os.replace(own, local_path)
+            return
+        with self.io(path).new_output(path).create(overwrite=True) as stream:
+            stream.write(content)
+
+    def delete(self, path: str) -> None:
+        if local_path := local(path):
+            os.unlink(local_path)
+        else:
+            self.io(path).delete(path)
+
     def open(self, path: str) -> Any:
         """For random access; call it within `reading`."""
         local_path = local(path)

@@ -29,6 +29,25 @@ def staging_folder(config: Config, index: ReadableTable) -> str:
     return f"{folder}/{config.sink.id}/"
 
 
+def new_location(config: Config, table: str) -> str:
+    """Where the catalog would put a new table; empty: that is the server's to say."""
+    properties = config.catalog.properties
+    kind, warehouse = properties.get("type", ""), properties.get("warehouse", "").rstrip("/")
+    if kind not in ("hadoop", "jdbc") or not warehouse:
+        return ""
+    return "/".join([warehouse, *table.split(".")])
+
+
+def start_folder(config: Config, index: ReadableTable | None) -> str:
+    """The staging folder, also where there is no index yet; empty: only the catalog knows where
+    that will be."""
+    if index is not None:
+        return staging_folder(config, index)
+    location = new_location(config, config.index_table)
+    folder = config.sink.staging_location.rstrip("/") or (location and f"{location}/stage")
+    return f"{folder}/{config.sink.id}/" if folder else ""
+
+
 def staged_batches(
     config: Config, index: ReadableTable
 ) -> Iterator[tuple[str, StagedBatch | None]]:
@@ -48,6 +67,11 @@ _HEARTBEAT = "heartbeat-"
 def heartbeat_path(folder: str, epoch: int) -> str:
     """The object that the run of an epoch overwrites while it is alive, in the staging folder."""
     return f"{folder}{_HEARTBEAT}{epoch}"
+
+
+def start_heartbeat_path(folder: str) -> str:
+    """The object that a run overwrites until it has claimed its tables."""
+    return f"{folder}{_HEARTBEAT}start"
 
 
 def heartbeat_paths(index: ReadableTable, folder: str) -> dict[int, str]:

@@ -2,8 +2,8 @@
 
 In: the health of a run, and the run. Out: `/healthz` and `/readyz` where metrics are served, the
 health file, and a heartbeat beside the staged batches, by which `frazil status` knows on any
-machine that the sink runs. Promised: what asks or writes has a thread of its own, and no failure of
-it stops or delays the stream. Runs on the driver.
+machine that the sink runs, or that it starts. Promised: what asks or writes has a thread of its
+own, and no failure of it stops or delays the stream. Runs on the driver.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from frazil.monitoring.http import MonitoringServer
 from frazil.monitoring.periodic import Periodic
 from frazil.monitoring.process_health import HealthFile
 from frazil.monitoring.sink_health import SinkHealth
+from frazil.monitoring.start_heartbeat import StartHeartbeat
 from frazil.run import Run
 from frazil.steps import Step
 
@@ -36,8 +37,16 @@ class HealthObserver:
         where = config.metrics.address
         self._server = MonitoringServer.open(where, process_health.ROUTES) if where else None
         self._threads: list[Periodic] = []
+        self._start: StartHeartbeat | None = None
+        interval = config.health.heartbeat_interval
+        if interval != NEVER:
+            beat = self._start = StartHeartbeat(config, health, duration(interval))
+            self._threads.append(Periodic("start", duration(interval), beat, beat.last))
 
     def started(self, run: Run) -> None:
+        if self._start is not None:
+            self._start.claimed = True
+            self._threads.pop(0).close(0)
         self._threads.append(Periodic("ends", _ASK_SECONDS, lambda: self._ask(run)))
         interval = self._config.health.heartbeat_interval
         if interval != NEVER:

@@ -56,6 +56,8 @@ class Wait:
     error: FrazilError | None = None
     #: it ends only when an operator acts
     operator: bool = False
+    #: what to do, where it is another thing than for the error
+    remedy: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +133,8 @@ def _waiting(waits: Sequence[Wait]) -> Verdict:
 
 
 def _wait_remedy(wait: Wait) -> str:
+    if wait.remedy:
+        return wait.remedy
     if wait.error is not None and wait.operator:
         return f"{remedy_of(wait.error)}; its batches stay staged"
     return "none: the sink retries. Check the server named in the reason"

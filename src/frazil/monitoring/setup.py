@@ -6,6 +6,9 @@ from __future__ import annotations
 from frazil import logs
 from frazil.config.model import Config
 from frazil.config.secret_values import secret_values
+from frazil.config.sections import NEVER
+from frazil.config.units import duration
+from frazil.errors import FrazilError
 from frazil.monitoring import process_health
 from frazil.monitoring.health_observer import HealthObserver
 from frazil.monitoring.log_observer import LogObserver
@@ -13,7 +16,9 @@ from frazil.monitoring.metrics import REGISTRY
 from frazil.monitoring.metrics_observer import MetricsObserver
 from frazil.monitoring.notify_observer import NotifyObserver
 from frazil.monitoring.observer import Observer, Observers
+from frazil.monitoring.periodic import Periodic
 from frazil.monitoring.sink_health import SinkHealth
+from frazil.monitoring.start_heartbeat import StartHeartbeat
 
 
 def monitoring_of(config: Config) -> Observers:
@@ -21,6 +26,17 @@ def monitoring_of(config: Config) -> Observers:
     waits for a store."""
     logs.mask(secret_values(config))
     health = SinkHealth(config)
+    try:
+        return _observers(config, health)
+    except FrazilError as error:  # `frazil status` must show why there is no run
+        health.ended(error)
+        if config.health.heartbeat_interval != NEVER:
+            beat = StartHeartbeat(config, health, duration(config.health.heartbeat_interval))
+            Periodic("start", _ONCE, beat).close()
+        raise
+
+
+def _observers(config: Config, health: SinkHealth) -> Observers:
     observers: list[Observer] = [health]
     if config.metrics:
         observers.append(MetricsObserver(config, health))
@@ -28,6 +44,10 @@ def monitoring_of(config: Config) -> Observers:
     if config.notify:
         observers.append(NotifyObserver(config, health))
     return Observers([*observers, HealthObserver(config, health)])
+
+
+#: Seconds: it is written once.
+_ONCE = 3600.0
 
 
 def forget(sink: str) -> None:

@@ -62,7 +62,7 @@ class SinkHealth:
         self.started_at = clock()
         self._late = late_after(config)
         self._secrets = secret_values(config)
-        self._max_wait = duration(config.health.max_wait)
+        self._bounds = config.health
         self._clock = clock
         self._lock = threading.RLock()
         self._run: Run | None = None
@@ -75,7 +75,7 @@ class SinkHealth:
         self._ends = _Ends()
         #: the state of the last verdict, and since when
         self._state = ("", self.started_at)
-        #: when the thread that watches the run came by
+        #: when the thread that watches the run came by; of a start, when it began its last step
         self._ticked_at = self.started_at
 
     # ── what happens ─────────────────────────────────────────────────────────────────────────
@@ -92,6 +92,8 @@ class SinkHealth:
 
     def step(self, step: Step) -> None:
         with self._lock:
+            if self._run is None:
+                self._ticked_at = self._clock()
             self._holdups.step(step)
             self._counts.step(step)
             if step.name == COMMIT_FAILED and step.error is not None:
@@ -128,12 +130,30 @@ class SinkHealth:
                 running=self._run is not None,
                 ended=self.over,
                 error=self._over[0] if self._over else None,
-                waits=[] if self.over else [*self._holdups.waits(self._clock())],
+                waits=[] if self.over else [*self._waits()],
                 lag=lag,
                 late=self._late,
                 reached=self._ends.reached or self._ends.last() is None,
                 rate=self.rate(),
             )
+
+    def _waits(self) -> Iterator[Wait]:
+        if self._start_hangs():
+            since = self._ticked_at
+            yield Wait(
+                "the start",
+                f"no progress for {self._clock() - since:,.0f} s",
+                since,
+                operator=True,
+                remedy="see whether catalog, brokers and Spark answer (frazil check CONFIG); then "
+                "end the process and start it again",
+            )
+        yield from self._holdups.waits(self._clock())
+
+    def _start_hangs(self) -> bool:
+        return self._run is None and self._clock() - self._ticked_at > duration(
+            self._bounds.max_start
+        )
 
     def verdict(self) -> Verdict:
         with self._lock:
@@ -152,7 +172,9 @@ class SinkHealth:
         if self._over is not None:
             error = self._over[0]
             return error is not None and error.exit_code in (TRY_AGAIN, FrazilError.exit_code)
-        return self._run is None or self._clock() - self._ticked_at <= _STALLED
+        if self._run is None:
+            return not self._start_hangs()
+        return self._clock() - self._ticked_at <= _STALLED
 
     def ready(self) -> bool:
         """Has it claimed its tables, and has it not waited for longer than `max_wait`?"""
@@ -160,7 +182,11 @@ class SinkHealth:
             verdict = self.verdict()
             if verdict.state == WAITING:
                 waited = self._clock() - self.since()
-                return self._run is not None and not verdict.operator and waited <= self._max_wait
+                return (
+                    self._run is not None
+                    and not verdict.operator
+                    and waited <= duration(self._bounds.max_wait)
+                )
             return verdict.state in (OK, CATCHING_UP) and self.alive()
 
     def rate(self) -> float:

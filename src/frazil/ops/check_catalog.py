@@ -20,9 +20,9 @@ from frazil.errors import ConfigError, FrazilError, counted
 from frazil.files.writer import file_io
 from frazil.iceberg.file_io import NeedsSpark, local, missing_file_error
 from frazil.iceberg.static_table import ReadOnlyTable
-from frazil.ledger.sink_state import staging_folder
+from frazil.ledger.sink_state import new_location, staging_folder
 from frazil.ops.findings import CheckFinding
-from frazil.ops.start_plan import names_of, new_location, not_made_yet
+from frazil.ops.start_plan import names_of, not_made_yet
 from frazil.spark.open_table import Open
 
 _OPENERS = 8

@@ -23,7 +23,7 @@ from frazil.errors import FrazilError, cause
 from frazil.iceberg.file_io import FileStore, NeedsSpark, local
 from frazil.iceberg.memory_table import MemoryCatalog, MemoryTable
 from frazil.kafka.range_source import BatchGathering
-from frazil.ledger.sink_state import index_entry
+from frazil.ledger.sink_state import index_entry, new_location
 from frazil.ledger.staged_batch import StagedBatch
 from frazil.offsets import Cut
 from frazil.render import error_values
@@ -133,15 +133,6 @@ def _begin(config: Config, catalog: Any, plan: StartPlan, spark: Any) -> None:
     plan.refused = dict(tables.refused)
     plan.batch_tables = tables.plans(versions=False)
     plan.ends = source.ends()
-
-
-def new_location(config: Config, table: str) -> str:
-    """Where the catalog would put a new table; empty: that is the server's to say."""
-    properties = config.catalog.properties
-    kind, warehouse = properties.get("type", ""), properties.get("warehouse", "").rstrip("/")
-    if kind not in ("hadoop", "jdbc") or not warehouse:
-        return ""
-    return "/".join([warehouse, *table.split(".")])
 
 
 def not_made_yet(config: Config) -> str:

@@ -85,7 +85,7 @@ def _run_lines(run: Mapping[str, Any]) -> Iterator[Line]:
         return
     rate = f", {run['rate']:,.0f} rows/s" if run["state"] == run_state.RUNNING else ""
     yield (
-        f"{run['state']}: epoch {run['epoch']} on {run['host']}, pid {run['pid']}, started "
+        f"{run['state']}: {_epoch(run)} on {run['host']}, pid {run['pid']}, started "
         f"{run['started_at']}, heartbeat {_ago(run['heartbeat_age'])} ago{rate}"
     )
     if failure := run["last_failure"]:
@@ -94,6 +94,10 @@ def _run_lines(run: Mapping[str, Any]) -> Iterator[Line]:
         yield f"last failure{table}, {failure['failed_at']}: {error['class']}: {error['message']}"
     if run["maintenance"]:
         yield f"maintenance postponed: {run['maintenance']}"
+
+
+def _epoch(run: Mapping[str, Any]) -> str:
+    return "a start" if run["epoch"] is None else f"epoch {run['epoch']}"
 
 
 def status(config: Config, opened: Open) -> StatusReport:
@@ -109,7 +113,8 @@ def status(config: Config, opened: Open) -> StatusReport:
     stored = staged_batches(config, table) if table else ()
     staged = [batch for _, batch in stored if batch and not position.reaches(batch.end)]
     beats = run_state.read(config, table) if table else {}
-    state = run_state.run_state(beats, entry.epoch if entry else None, time.time())
+    start = run_state.read_start(config, table)
+    state = run_state.run_state(beats, entry.epoch if entry else None, time.time(), start)
     # A claim is an entry, too; only an entry that moved the position is a commit of records.
     moved = _last_move(table, sink) if table else None
     doubts = in_doubt(config, opened)
