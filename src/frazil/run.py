@@ -122,6 +122,12 @@ class Run(StreamingQuery):
         return self._parts.events.index_writer.complete_until
 
     @property
+    def event_times(self) -> Mapping[Partition, int]:
+        """The highest event time of each partition that this run and those before it staged, in
+        microseconds."""
+        return self._parts.events.index_writer.event_times
+
+    @property
     def progress(self) -> Progress:
         """Commits so far, what holds them up, and advice."""
         return self.committer.progress

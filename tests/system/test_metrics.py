@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ from pyspark.sql.streaming.listener import StreamingQueryListener
 import frazil
 from frazil.config.model import Config
 from frazil.monitoring.metrics_observer import MetricsObserver
+from frazil.offsets import Partition
 from frazil.sink import Sink
 from frazil.testing.datagen import create_topic
 from frazil.testing.kafka import Broker
@@ -132,6 +134,15 @@ def test_metrics_show_what_a_run_did_and_spark_counts_records(
             observer.ended(None)
     cuts = [source["endOffset"]["cut"][name] for source in listener.sources]
     assert cuts[-1] == {"0": 16, "1": 16}, "offsets are Kafka's"
+    for source in listener.sources:  # as documented: not the end of the topic
+        assert source["latestOffset"] == source["endOffset"]
+    again = Sink(config).start(spark)
+    try:
+        newest = again.event_times
+        assert {*newest} == {Partition(name, 0), Partition(name, 1)}, "a backlog has an age"
+        assert all(abs(time.time() - at / 1_000_000) < 600 for at in newest.values())
+    finally:
+        again.stop()
 
 
 @pytest.mark.parametrize(

@@ -11,11 +11,13 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from datetime import datetime, timezone
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
     ExportMetricsServiceRequest,
@@ -24,6 +26,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from frazil.config.model import Config
 from frazil.errors import ConfigError, Conflict, Fenced, FrazilError, Gap, Unavailable
+from frazil.ledger import index
+from frazil.ledger.completeness import COLUMNS, CompletenessRules, CompletenessTracker, recalled
 from frazil.monitoring import metrics as names
 from frazil.monitoring import probes
 from frazil.monitoring.health_state import STATES
@@ -35,6 +39,7 @@ from frazil.monitoring.prometheus import metrics_page
 from frazil.monitoring.setup import forget, monitoring_of
 from frazil.offsets import BATCHES, Cut, Partition
 from frazil.pipeline.chunk_result import KINDS
+from frazil.spark import progress
 from frazil.steps import COMMIT_FAILED, COMMIT_RETRIED, MAINTAINED, Step, WrittenFiles
 
 REFERENCE = Path(__file__).parents[2] / "docs/reference/metrics.md"
@@ -59,6 +64,7 @@ class StubRun:
         self.epoch = 7
         self.position = Cut({P0: 90})
         self.complete_until = None
+        self.event_times: dict[Partition, int] = {}
         self.progress = SimpleNamespace(blocked="", stuck={})
         batch = SimpleNamespace(bytes=10, staged_at_ms=(time.time() - 100) * 1000)
         self.committer = SimpleNamespace(pending=[batch] * pending)
@@ -240,6 +246,21 @@ def test_labels_beyond_the_bound_become_one():
     assert values.samples(0.0)[names.ROWS]["s", "t1"] == 2, "labels stay what they were"
 
 
+def test_the_same_labels_are_the_others_in_every_metric():
+    """A table that one metric names is named by all: else their series cannot be joined."""
+    values = SinkMetrics("s", most=2)
+    values.add(names.COMMITS, 1, "b", "committed")
+    values.set(names.LAST_COMMIT, 9, "c")
+    for table in ("a", "b", "c", "d"):
+        values.add(names.ROWS, 1, table)
+    values.put(names.AUDIT_VERDICT, {(table, "proven"): 1.0 for table in ("d", "c", "b")})
+    shown = values.samples(0.0)
+    assert shown[names.ROWS] == {("s", "b"): 1, ("s", "c"): 1, ("s", OTHER): 2}
+    assert set(shown[names.AUDIT_VERDICT]) == {("s", t, "proven") for t in ("b", "c", OTHER)}
+    values.put(names.AUDIT_VERDICT, {("a", "proven"): 1.0})
+    assert set(values.samples(0.0)[names.AUDIT_VERDICT]) == {("s", OTHER, "proven")}
+
+
 def test_hostile_names_make_a_page_that_can_be_parsed():
     values = REGISTRY.open("s")
     for name in ('a"b', "a\\b", "a\nb", "a}b", "ä,=b"):
@@ -295,6 +316,32 @@ def test_lag_is_in_offsets_and_seconds():
 def test_a_backlog_from_before_the_start_is_as_old_as_the_newest_committed_event():
     lag = LagTracker().lag({P0: 100}, {P0: 50}, {P0: 400 * 1_000_000}, 1000.0)
     assert (lag[P0].records, lag[P0].seconds) == (50, 600.0)
+
+
+def test_a_restart_shows_the_age_of_its_backlog_at_once():
+    """The index knows the newest committed event of each partition; before any batch of its own a
+    run has nothing else."""
+    began = int(time.time()) - 86_400
+    rules = CompletenessRules()
+    high = datetime.fromtimestamp(began, timezone.utc)
+    row = dict.fromkeys(COLUMNS)
+    row |= {"table_name": "shop.orders", "topic": "orders", "partition": 0}
+    row |= {"event_time_low": high, "event_time_high": high, "committed_at": high}
+    row |= {"started_at": high}
+    schema = pa.schema([index.COLUMNS.field(name) for name in COLUMNS])
+    marks, until = recalled(pa.Table.from_pylist([row], schema=schema), rules)
+    run = StubRun()
+    run.position = Cut({P0: 100})
+    run.ends = lambda: Cut({P0: 5_000_100})  # type: ignore[method-assign]
+    run.event_times = CompletenessTracker(rules, marks=marks, until=until).event_times
+    observer = MetricsObserver(config(lag_interval="1s"))
+    observer.started(run)  # type: ignore[arg-type]
+    deadline = time.monotonic() + 10
+    while not (age := page().get('frazil_lag_seconds{sink="s",topic="orders"}')):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    observer.ended(None)
+    assert 86_390 < age < 86_500
 
 
 def test_a_long_lag_is_remembered_in_little():
@@ -411,6 +458,21 @@ def test_names_follow_the_conventions_of_prometheus():
         assert metric.name.endswith("_total") == (metric.kind == "counter"), metric.name
         assert metric.help.endswith("."), metric.name
         assert not re.search(r"_(ms|milliseconds|minutes|kb|mb|percent|count)(_|$)", metric.name)
+
+
+def test_counts_that_spark_does_not_take_are_one_warning(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    def refuse(*_: Any) -> None:
+        raise FrazilError("cannot report the rows of a batch to Spark: another Spark")
+
+    monkeypatch.setattr(progress, "set_input_rows", refuse)
+    spark: Any = None
+    with caplog.at_level("DEBUG", "frazil"):
+        for query in ("frazil-a-1", "frazil-a-1", "frazil-b-1"):
+            progress.report_records(spark, query, {P0: 5})
+    assert [record.levelname for record in caplog.records] == ["WARNING", "DEBUG", "WARNING"]
+    assert "another Spark" in caplog.text
 
 
 def test_every_metric_is_in_the_reference_and_no_other():

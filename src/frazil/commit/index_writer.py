@@ -23,7 +23,7 @@ from frazil.ledger import completeness, index
 from frazil.ledger.completeness import CompletenessTracker
 from frazil.ledger.sink_state import REPLAY
 from frazil.ledger.staged_batch import StagedBatch
-from frazil.offsets import Cut
+from frazil.offsets import Cut, Partition
 from frazil.retry import Retry
 from frazil.sources.base import StreamState
 
@@ -92,6 +92,11 @@ class IndexWriter:
     @property
     def complete_until(self) -> datetime | None:
         return None if self._complete_until is None else completeness.moment(self._complete_until)
+
+    @property
+    def event_times(self) -> dict[Partition, int]:
+        """The highest event time of each partition, in microseconds."""
+        return self._tracker.event_times if self._tracker else {}
 
     def call(
         self, on_complete: Callable[[datetime], object], failed: Callable[[str], None]

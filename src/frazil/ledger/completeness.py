@@ -158,6 +158,11 @@ class CompletenessTracker:
     def until(self) -> int | None:
         return self._until
 
+    @property
+    def event_times(self) -> dict[Partition, int]:
+        """The highest event time of each partition; of other runs, as the index has it."""
+        return {partition: mark.high for partition, mark in list(self._marks.items())}
+
     def tell(
         self,
         batches: Sequence[StagedBatch],

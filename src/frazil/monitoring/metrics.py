@@ -188,27 +188,40 @@ class SinkMetrics:
         self._most = most
         self._listeners = listeners
         self._lock = threading.Lock()
+        #: name of a label → values that are shown, the same for all metrics: those seen first
+        self._slots: dict[str, set[str]] = {name: set() for name in BOUNDED}
         self._values: dict[Metric, dict[Labels, float]] = {m: {(): 0.0} for m in ALWAYS if sink}
         self._distributions: dict[Metric, dict[Labels, Distribution]] = {}
 
     def add(self, metric: Metric, amount: float, *labels: str) -> None:
         with self._lock:
+            self._take_slots(metric, labels)
             values = self._values.setdefault(metric, {})
             values[labels] = values.get(labels, 0.0) + amount
 
     def set(self, metric: Metric, value: float, *labels: str) -> None:
         with self._lock:
+            self._take_slots(metric, labels)
             self._values.setdefault(metric, {})[labels] = value
 
     def highest(self, metric: Metric, value: float, *labels: str) -> None:
         with self._lock:
+            self._take_slots(metric, labels)
             values = self._values.setdefault(metric, {})
             values[labels] = max(value, values.get(labels, value))
 
     def put(self, metric: Metric, values: Mapping[Labels, float]) -> None:
         """In place of all values that the metric had."""
         with self._lock:
+            for labels in values:
+                self._take_slots(metric, labels)
             self._values[metric] = dict(values)
+
+    def _take_slots(self, metric: Metric, labels: Labels) -> None:
+        """Of more values than are shown, the first ones keep their names."""
+        for name, text in zip(metric.labels, labels, strict=True):
+            if name in self._slots and len(self._slots[name]) < self._most:
+                self._slots[name].add(text)
 
     def observe(self, metric: Metric, value: float, *labels: str) -> None:
         with self._lock:
@@ -246,15 +259,12 @@ class SinkMetrics:
     ) -> dict[Labels, float]:
         own = () if metric.process else (self.sink,)
         groups: dict[Labels, list[float]] = {}
-        bounded = [at for at, name in enumerate(metric.labels) if name in BOUNDED]
-        shown: list[dict[str, str]] = [{} for _ in metric.labels]
+        slots = [self._slots.get(name) for name in metric.labels]
         for labels, value in values.items():
-            texts = list(labels)
-            for at in bounded:
-                known = shown[at]
-                if texts[at] not in known:
-                    known[texts[at]] = texts[at] if len(known) < self._most else OTHER
-                texts[at] = known[texts[at]]
+            texts = (
+                text if known is None or text in known else OTHER
+                for text, known in zip(labels, slots, strict=True)
+            )
             groups.setdefault((*own, *texts), []).append(value)
         combined = {labels: metric.combine(some) for labels, some in groups.items()}
         if metric.age:

@@ -90,6 +90,8 @@ class MetricsObserver:
         self._values.set(names.UP, 1)
         self._values.set(names.START_TIME, time.time())
         self._values.set(names.EPOCH, run.epoch)
+        for partition, newest in run.event_times.items():  # else a backlog looks new
+            self._saw_event(partition, newest)
         self._probes = Probes(
             self._config,
             self._values,
@@ -170,9 +172,11 @@ class MetricsObserver:
                 self._timed("batch", moments.get("planned"), step.at)
             self._values.add(names.BATCHES, step.batches)
             for partition, newest in step.event_times.items():
-                if self._plausible(newest):
-                    known = self._event_times.get(partition, 0)
-                    self._event_times[partition] = max(known, newest)
+                self._saw_event(partition, newest)
+
+    def _saw_event(self, partition: Partition, newest: int) -> None:
+        if self._plausible(newest):
+            self._event_times[partition] = max(self._event_times.get(partition, 0), newest)
 
     def _written(self, step: Step) -> None:
         values = self._values

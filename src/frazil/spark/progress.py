@@ -16,6 +16,8 @@ from frazil.iceberg.java_spark import set_input_rows
 from frazil.offsets import Cut, Partition
 
 _log = logging.getLogger("frazil")
+#: Queries whose counts could not be corrected: one warning for each.
+_failing: set[str] = set()
 
 
 def report_records(spark: SparkSession, query: str, records: Mapping[Partition, int]) -> None:
@@ -30,4 +32,6 @@ def report_records(spark: SparkSession, query: str, records: Mapping[Partition, 
     try:
         set_input_rows(spark, query, rows)
     except FrazilError as error:  # a figure for people to look at: no reason to stop
-        _log.debug("%s", error.message)
+        level = logging.DEBUG if query in _failing else logging.WARNING
+        _failing.add(query)
+        _log.log(level, "the Spark UI shows too few records for %s: %s", query, error.message)
