@@ -99,6 +99,36 @@ def test_a_wrong_word_does_not_make_its_consequence_an_error(tmp_path: Path):
         assert [error.path for error in every_error(path, {}).errors] == [("table", "0", "mode")]
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "paths"),
+    [
+        ('format = "json"', 'format = "jsn"\ncolumns = {id = "long"}', [("decode", "format")]),
+        ('type = "hadoop"\nwarehouse = "/x"', 'type = "resst"', [("catalog", "type")]),
+        ('type = "hadoop"\nwarehouse = "/x"', 'type = ["rest"]', [("catalog", "type")]),
+        ('topics = ["t"]', 'topics = ["t"]\ntopic_pattern = "t"', [("sink", "topic_pattern")]),
+        ('name = "a.b"', 'name = "a.b"\n[[table]]\nname = "a.c"', [("table", "1")]),
+        ('name = "a.b"', 'nam = "a.b"', [("table", "0", "nam")]),
+        ('id = "a"', 'idd = "a"', [("sink", "idd")]),
+        ('name = "a.b"', 'name = "a.b"\nmodee = "upsert"\nkey = ["id"]', [("table", "0", "modee")]),
+        (
+            'name = "a.b"',
+            'name = "a.b"\nkey_column_type = "string"',
+            [("table", "0", "key_column_type")],
+        ),
+        ("[catalog]", "[catalogg]", [("catalogg",)]),
+    ],
+)
+def test_one_error_is_listed_as_one(
+    old: str, new: str, paths: list[tuple[str, ...]], tmp_path: Path
+):
+    path = tmp_path / "sink.toml"
+    good = '[sink]\nid = "a"\ntopics = ["t"]\n[kafka]\n"bootstrap.servers" = "b:1"\n[decode]\n'
+    good += 'format = "json"\n[catalog]\ntype = "hadoop"\nwarehouse = "/x"\n[[table]]\nname = "a.b"'
+    path.write_text(good.replace(old, new))
+    errors = every_error(path, {}).errors
+    assert [error.path for error in errors] == paths, [error.message for error in errors]
+
+
 def test_a_config_with_errors_exits_with_2_and_names_no_server(tmp_path: Path):
     path = tmp_path / "sink.toml"
     path.write_text(TEN)

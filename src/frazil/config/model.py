@@ -120,7 +120,7 @@ class Config(ConfigSections):
         for name in ("kafka", "spark"):
             with within(name):
                 put(name, settings_of(name, getattr(self, name)))
-        for name, value in _without_catalog(self).items():
+        for name, value in without_catalog(self).items():
             put(name, value)
 
     @classmethod
@@ -129,7 +129,7 @@ class Config(ConfigSections):
         return load(path)
 
 
-def _without_catalog(config: Config) -> dict[str, Any]:
+def without_catalog(config: ConfigSections) -> dict[str, Any]:
     """Removes the catalog's name from names of three or more parts, as in Spark."""
     lead = f"{config.catalog.name}."
 
@@ -233,33 +233,41 @@ def from_document(document: Mapping[str, Any], base: Path = Path()) -> Config:
         notify=document.get("notify", {}),
     )
     check_stream(config)
+    check_document(config)
+    return config
+
+
+def check_document(config: ConfigSections) -> None:
+    """What is refused of a file, and not of a config that Frazil makes."""
     if config.sink.id.endswith(".replay"):
         raise ConfigError(
             f"cannot use sink id {config.sink.id!r}: that name belongs to the replay of "
             "another sink's dead letters",
             path=("sink", "id"),
         )
-    return config
+
+
+#: The sections of a document → the class of one; None: a pass-through section.
+SECTIONS: Mapping[str, Any] = {
+    "sink": SinkConfig,
+    "kafka": None,
+    "decode": DecodeConfig,
+    "transform": TransformConfig,
+    "catalog": None,
+    "spark": None,
+    "table": TableConfig,
+    "route": RouteConfig,
+    "dead_letters": DeadLettersConfig,
+    "completeness": CompletenessConfig,
+    "metrics": MetricsConfig,
+    "health": HealthConfig,
+    "log": LogConfig,
+    "notify": NotifyConfig,
+}
 
 
 def _check_sections(document: Mapping[str, Any]) -> None:
     """Every section of a document is known, and a table of keys or a list of them."""
-    known = (
-        "sink",
-        "kafka",
-        "decode",
-        "transform",
-        "catalog",
-        "spark",
-        "table",
-        "route",
-        "dead_letters",
-        "completeness",
-        "metrics",
-        "health",
-        "log",
-        "notify",
-    )
     for several in ("table", "route"):
         if not isinstance(document.get(several, []), list):
             raise ConfigError(
@@ -267,9 +275,9 @@ def _check_sections(document: Mapping[str, Any]) -> None:
                 path=(several,),
             )
     for section in document:
-        if section not in known:
+        if section not in SECTIONS:
             raise ConfigError(
-                f"cannot read config: unknown section [{section}]{nearest(section, known)}",
+                f"cannot read config: unknown section [{section}]{nearest(section, SECTIONS)}",
                 path=(section,),
             )
         content = document[section]

@@ -7,24 +7,41 @@ In: the rules and the names of all tables. Out: nothing; the first rule that no 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 from frazil.config.messages import within
+from frazil.config.rules import Rule, require
 from frazil.config.sections import ENVELOPES, RouteConfig
 from frazil.errors import ConfigError
 
 
 def check_routes(routes: Sequence[RouteConfig], tables: Sequence[str]) -> None:
+    require(route_rules(routes, tables))
+
+
+def route_rules(routes: Sequence[RouteConfig], tables: Sequence[str]) -> Iterator[Rule]:
+    names = [("table", str(number), "name") for number in range(len(tables))]
     for number, route in enumerate(routes):
-        with within("route", str(number)):
-            _check_route(f"cannot use [[route]] {number + 1}", route, tables)
+        at = ("route", str(number))
+        check = partial(_check_route, f"cannot use [[route]] {number + 1}", route, tables)
+        yield Rule(partial(_inside, at, check), (at, *names))
+    yield Rule(partial(_check_any, routes, tables), (("route",), *names))
+    yield Rule(partial(_check_order, routes), (("route",), *names))
+
+
+def _inside(at: tuple[str, ...], check: Callable[[], None]) -> None:
+    with within(*at):
+        check()
+
+
+def _check_any(routes: Sequence[RouteConfig], tables: Sequence[str]) -> None:
     if not routes and (len(tables) != 1 or "{" in tables[0]):
         raise ConfigError(
             "cannot route without [[route]]: expected one [[table]] without "
             f"{{words}} in its name, found {', '.join(tables)}",
             path=("route",),
         )
-    _check_order(routes)
 
 
 def _check_route(title: str, route: RouteConfig, tables: Sequence[str]) -> None:

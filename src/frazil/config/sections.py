@@ -349,7 +349,7 @@ class NotifyConfig(CheckedSection):
                 object.__setattr__(self, "command", tuple(shlex.split(self.command)))
             except ValueError as error:
                 raise ConfigError(
-                    f"cannot read [notify] command: {error}", path=("notify", "command")
+                    f"cannot read [notify] command: {error}", path=("command",)
                 ) from None
         CheckedSection.__post_init__(self)
 

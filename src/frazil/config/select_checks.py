@@ -1,15 +1,18 @@
 """Checks of declared columns and of `[[table]] select`, before anything starts.
 
-In: all sections of a config. Out: nothing; the first column that cannot be made raises
-`ConfigError`, with its path. Asks no server and opens no file.
+In: all sections of a config. Out: a rule for each column that may not be made. Asks no server and
+opens no file.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from functools import cache, partial
 
 from frazil.config.column_types import SyntaxFault, column_path, column_type
 from frazil.config.messages import nearest, within
+from frazil.config.rules import PRESENCE, Checked
 from frazil.config.sections import (
     RESERVED,
     UNDECLARED,
@@ -30,97 +33,180 @@ from frazil.config.select import (
     Mask,
     Selection,
     innermost,
+    parse_select,
     table_selection,
 )
 from frazil.config.units import ORDER, transform_of
 from frazil.errors import ConfigError
 
 
-def check_declared(decode: DecodeConfig) -> None:
-    """Checks `columns`, `key_columns` and `undeclared` of `[decode]`."""
-    if decode.undeclared not in UNDECLARED:
+def declared_rules(decode: DecodeConfig) -> Iterator[Checked]:
+    """`columns`, `key_columns` and `undeclared` of `[decode]`."""
+    yield lambda: _check_undeclared(decode.undeclared), ["undeclared"]
+    given = ("columns", PRESENCE)
+    yield lambda: _check_json(decode), ["format", given]
+    yield lambda: _check_one_schema(decode), [given, "schema"]
+    yield lambda: _check_declares(decode), ["undeclared", given, "schema"]
+    for setting in ("columns", "key_columns"):
+        columns: Mapping[str, str] = getattr(decode, setting)
+        for text, kind in columns.items():
+            yield partial(_check_declared, setting, text, kind), [(setting, text)]
+        for text, other in _overlapping(columns):
+            paths = [(setting, other), (setting, text)]
+            yield partial(_refuse_overlap, setting, text, other), paths
+
+
+def _check_undeclared(undeclared: str) -> None:
+    if undeclared not in UNDECLARED:
         raise ConfigError(
-            f"cannot read [decode] undeclared: {decode.undeclared!r} is unknown"
-            f"{nearest(decode.undeclared, UNDECLARED)}",
-            path=("decode", "undeclared"),
+            f"cannot read [decode] undeclared: {undeclared!r} is unknown"
+            f"{nearest(undeclared, UNDECLARED)}",
+            path=("undeclared",),
         )
+
+
+def _check_json(decode: DecodeConfig) -> None:
     if decode.format != "json" and decode.columns:
         raise ConfigError(
             f"cannot read [decode] columns: they are for JSON, and format is {decode.format}",
             hint="the types of Avro are in its schema; [[table]] select can cast them",
-            path=("decode", "columns"),
+            path=("columns",),
         )
+
+
+def _check_one_schema(decode: DecodeConfig) -> None:
     if decode.columns and decode.schema:
         raise ConfigError(
             "cannot read [decode]: expected either columns or schema, found both",
-            path=("decode", "columns"),
+            path=("columns",),
         )
+
+
+def _check_declares(decode: DecodeConfig) -> None:
     if decode.undeclared != "infer" and not (decode.columns or decode.schema):
         raise ConfigError(
             f"cannot read [decode] undeclared: it is {decode.undeclared}, and nothing is declared",
             hint='columns = {id = "long"}',
-            path=("decode", "undeclared"),
+            path=("undeclared",),
         )
-    for setting in ("columns", "key_columns"):
-        _check_paths(getattr(decode, setting), setting)
 
 
-def _check_paths(columns: Mapping[str, str], setting: str) -> None:
+def _check_declared(setting: str, text: str, kind: str) -> None:
+    try:
+        column_path(text)
+        column_type(kind)
+    except SyntaxFault as error:
+        raise ConfigError(
+            f"cannot read [decode] {setting}, {text} = {kind!r}: {error.fact}",
+            hint=error.shown,
+            path=(setting, text),
+        ) from None
+
+
+def _overlapping(columns: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Declarations of one field, or of one inside the other: the later, and the earlier."""
     paths: dict[tuple[str, ...], str] = {}
-    for text, kind in columns.items():
-        at = ("decode", setting, text)
-        try:
+    for text in columns:
+        with suppress(SyntaxFault):
             path = column_path(text)
-            column_type(kind)
-        except SyntaxFault as error:
-            raise ConfigError(
-                f"cannot read [decode] {setting}, {text} = {kind!r}: {error.fact}",
-                hint=error.shown,
-                path=at,
-            ) from None
-        for other in paths:
-            size = min(len(other), len(path))
-            if other[:size] == path[:size]:
-                raise ConfigError(
-                    f"cannot read [decode] {setting}: {paths[other]} and {text} declare one field",
-                    path=at,
-                )
-        paths[path] = text
+            for other in paths:
+                size = min(len(other), len(path))
+                if other[:size] == path[:size]:
+                    yield text, paths[other]
+                    break
+            paths[path] = text
 
 
-def check_selects(config: ConfigSections) -> None:
-    """Checks the columns of every `[[table]]`."""
-    for number, table in enumerate(config.tables):
-        with within("table", str(number)):
-            if table.key_column_type not in KEY_TYPES:
-                raise ConfigError(
-                    f"cannot use table {table.name}: key_column_type {table.key_column_type!r} is "
-                    f"unknown{nearest(table.key_column_type, KEY_TYPES)}",
-                    path=("key_column_type",),
-                )
-            selection = table_selection(table)
-            if selection is not None:
-                _check_select(config, table, selection)
+def _refuse_overlap(setting: str, text: str, other: str) -> None:
+    raise ConfigError(
+        f"cannot read [decode] {setting}: {other} and {text} declare one field",
+        path=(setting, text),
+    )
 
 
-def _check_select(config: ConfigSections, table: TableConfig, selection: Selection) -> None:
-    path = (_setting(table),)
+#: Settings of `[[table]]` that make its columns.
+_SELECTS = ("select", "key_column", "key_fields_prefix", "headers_column", "headers")
+_METADATA = ("topic_column", "partition_column", "offset_column", "timestamp_column")
+
+
+def select_rules(config: ConfigSections, table: TableConfig) -> Iterator[Checked]:
+    """The columns of one `[[table]]`."""
+    yield lambda: _check_key_type(table), ["key_column_type"]
+    yield lambda: _check_key_column(table), ["key_column", "key_column_type"]
+    for at, text in enumerate(table.select):
+        yield partial(_check_item, text), [("select", str(at))]
+    columns = [*_SELECTS, "key_column_type", "mode"]
     doing = f"cannot use table {table.name}"
+    decode = ["/decode/format", "/decode/columns", "/decode/undeclared", "/decode/schema"]
+    keys = [f"/decode/{key}" for key in ("key_format", "key_columns", "key_schema")]
+
+    selection = cache(lambda: table_selection(table))
+
+    def of_selection(
+        check: Callable[[Selection], object], *settings: str
+    ) -> tuple[Callable[[], object], list[str]]:
+        def checked() -> None:
+            made = selection()
+            if made is not None:
+                check(made)
+
+        return checked, [*columns, *settings]
+
+    path = next(((name,) for name in _SELECTS if getattr(table, name)), ())
+    yield of_selection(lambda _: _check_query(config, doing, path), "/transform/sql")
+    yield of_selection(lambda _: _check_aliases(table, doing), "aliases")
+    yield of_selection(lambda s: _check_names(table, s, doing, path), *_METADATA)
+    yield of_selection(lambda s: _check_known(config.decode, s, doing), *decode)
+    yield of_selection(lambda s: _check_key_fields(config, s, doing, path), *decode, *keys)
+    yield of_selection(lambda s: _check_constants(s, doing))
+    for name in ("key", "identifier_fields", "version_column", "event_time", *_TERMS):
+        yield of_selection(partial(_check_used, table, name, doing), name, *_METADATA)
+    yield of_selection(lambda s: _check_key(table, s, doing), "key", "version_column")
+
+
+def _check_key_type(table: TableConfig) -> None:
+    if table.key_column_type not in KEY_TYPES:
+        raise ConfigError(
+            f"cannot use table {table.name}: key_column_type {table.key_column_type!r} is "
+            f"unknown{nearest(table.key_column_type, KEY_TYPES)}",
+            path=("key_column_type",),
+        )
+
+
+def _check_key_column(table: TableConfig) -> None:
+    if table.key_column_type != KEY_TYPES[0] and not table.key_column:
+        raise ConfigError(
+            f"cannot use table {table.name}: key_column_type is {table.key_column_type}, and there "
+            "is no key_column",
+            hint='key_column = "key"',
+            path=("key_column_type",),
+        )
+
+
+def _check_item(text: str) -> None:
+    with within("select"):
+        parse_select([text])
+
+
+def _check_query(config: ConfigSections, doing: str, path: tuple[str, ...]) -> None:
     if config.transform:
         raise ConfigError(
             f"{doing}: it has {path[0]}, and its rows come from a [transform]",
             hint="select the columns there; its view has the key and headers as _key and _headers",
             path=path,
         )
+
+
+def _check_aliases(table: TableConfig, doing: str) -> None:
     if table.aliases and table.select:
         raise ConfigError(
             f"{doing}: it has aliases and select",
             hint='select renames a field: "old as new"',
             path=("aliases",),
         )
-    _check_names(table, selection, doing, path)
-    _check_known(config.decode, selection, doing)
-    _check_key_fields(config, selection, doing, path)
+
+
+def _check_constants(selection: Selection, doing: str) -> None:
     for of in selection.nodes:
         if isinstance(of, (Mask, Digest)) and isinstance(innermost(of), Literal):
             raise ConfigError(f"{doing}: select hides a constant", path=("select",))
@@ -130,13 +216,6 @@ def _check_select(config: ConfigSections, table: TableConfig, selection: Selecti
             hint=f"cast(null as string) as {nulls[0]}",
             path=("select",),
         )
-    _check_used(table, selection, doing)
-    _check_key(table, selection, doing)
-
-
-def _setting(table: TableConfig) -> str:
-    settings = ("select", "key_column", "key_fields_prefix", "headers_column", "headers")
-    return next(name for name in settings if getattr(table, name))
 
 
 def _check_names(
@@ -217,34 +296,24 @@ def _check_key_fields(
         )
 
 
-def _check_used(table: TableConfig, selection: Selection, doing: str) -> None:
-    """Columns that other settings name are among the columns of the table."""
-    of_terms = {
-        setting: [transform_of(_term(text), doing)[0] for text in getattr(table, setting)]
-        for setting in ("partition_by", "sort_by")
-    }
-    used: dict[str, Iterable[str]] = {
-        "key": table.key,
-        "identifier_fields": table.identifier_fields,
-        "version_column": filter(None, [table.version_column]),
-        "event_time": filter(None, [table.event_time]),
-        **of_terms,
-    }
-    beside = {
-        table.topic_column,
-        table.partition_column,
-        table.offset_column,
-        table.timestamp_column,
-        "_op",
-    }
-    for setting, paths in used.items():
-        for path in paths:
-            if path not in beside and selection.lacks(path):
-                raise ConfigError(
-                    f"{doing}: select leaves out {path!r}, which {setting} names",
-                    hint=f'select = ["{path}", …]',
-                    path=("select",),
-                )
+#: Settings whose items are columns, or transforms of them.
+_TERMS = ("partition_by", "sort_by")
+
+
+def _check_used(table: TableConfig, setting: str, doing: str, selection: Selection) -> None:
+    """Columns that another setting names are among the columns of the table."""
+    value = getattr(table, setting)
+    used = [value] if isinstance(value, str) else list(value)
+    if setting in _TERMS:
+        used = [transform_of(_term(text), doing)[0] for text in used]
+    beside = {*(getattr(table, name) for name in _METADATA), "_op", ""}
+    for path in used:
+        if path not in beside and selection.lacks(path):
+            raise ConfigError(
+                f"{doing}: select leaves out {path!r}, which {setting} names",
+                hint=f'select = ["{path}", …]',
+                path=("select",),
+            )
 
 
 def _term(text: str) -> str:

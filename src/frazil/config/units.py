@@ -7,6 +7,7 @@ caller names. Pure.
 
 from __future__ import annotations
 
+import difflib
 import re
 
 from frazil.errors import ConfigError
@@ -56,9 +57,11 @@ def address(text: str, key: str = "", path: tuple[str, ...] = ()) -> tuple[str, 
     return match["six"] or match["host"] or "127.0.0.1", int(match["port"])
 
 
+#: A column; a name with a space is in double quotes.
+_COLUMN = r'(?:"[^"]+"|[^(),\s"])+'
 _TRANSFORM = re.compile(
-    r"\s*(?:(?P<name>[a-z]+)\s*\(\s*(?:(?P<width>\d+)\s*,\s*)?(?P<inner>[^(),]+?)\s*"
-    r"(?:,\s*(?P<behind>\d+)\s*)?\)|(?P<column>[^(),]+?))\s*"
+    rf"\s*(?:(?P<name>[a-z]+)\s*\(\s*(?:(?P<width>\d+)\s*,\s*)?(?P<inner>{_COLUMN})\s*"
+    rf"(?:,\s*(?P<behind>\d+)\s*)?\)|(?P<column>{_COLUMN}))\s*"
 )
 #: `bucket(16, id) desc nulls last`
 ORDER = re.compile(
@@ -67,22 +70,30 @@ ORDER = re.compile(
 )
 
 
+_TRANSFORMS = ("year", "month", "day", "hour", "identity", "bucket", "truncate")
+
+
 def transform_of(text: str, doing: str) -> tuple[str, str]:
     """`day(placed_at)` → its column, and Iceberg's name of the transform: `day`, `bucket[16]`."""
     match = _TRANSFORM.fullmatch(text)
     if not match:
         raise ConfigError(
             f"{doing}: expected a column, or one of year, month, day, hour(column), "
-            "bucket(n, column), truncate(n, column)"
+            "bucket(n, column), truncate(n, column)",
+            hint="a column whose name has a space is in double quotes" if " " in text else "",
         )
     if match["column"]:
-        return match["column"], "identity"
+        return match["column"].replace('"', ""), "identity"
     name = match["name"].removesuffix("s")
     width = match["width"] or match["behind"] if not (match["width"] and match["behind"]) else None
+    column = match["inner"].replace('"', "")
     if name in ("year", "month", "day", "hour", "identity") and not width:
-        return match["inner"], name
+        return column, name
     if name in ("bucket", "truncate") and width and 0 < int(width) < 2**31:
-        return match["inner"], f"{name}[{int(width)}]"
+        return column, f"{name}[{int(width)}]"
+    close = difflib.get_close_matches(name, _TRANSFORMS, n=1, cutoff=0.5)
+    if name not in _TRANSFORMS and close:
+        raise ConfigError(f"{doing}: {match['name']!r} is unknown; did you mean {close[0]!r}?")
     raise ConfigError(
         f"{doing}: unknown transform, or one without its number; expected "
         "bucket(n, column) or truncate(n, column) with n from 1 to 2147483647, or year, month, "

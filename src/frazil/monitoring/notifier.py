@@ -23,6 +23,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
+from frazil.config.messages import within
 from frazil.config.monitoring_checks import check_webhook
 from frazil.config.secret_values import masked
 from frazil.config.sections import NotifyConfig
@@ -49,7 +50,8 @@ class Notifier:
         self._webhook = ""
         if config.webhook:
             self._webhook = resolve_reference("[notify] webhook", config.webhook)
-            check_webhook(self._webhook)
+            with within("notify"):
+                check_webhook(self._webhook)
         self._headers = {
             name: resolve_reference(f"[notify] headers {name}", value)
             for name, value in config.headers.items()
