@@ -268,7 +268,7 @@ def test_what_is_wrong_is_said_in_a_sentence_with_its_setting(
         wrong = [f for f in report["findings"] if f["severity"] in ("error", "warning")]
         return {finding["area"]: finding for finding in wrong}
 
-    refused = findings(kafka={"bootstrap.servers": "127.0.0.1:1"})["broker"]
+    refused = findings(75, kafka={"bootstrap.servers": "127.0.0.1:1"})["broker"]
     assert "Connection refused" in refused["message"]
     assert refused["setting"] == ["kafka", "bootstrap.servers"]
     tls = findings(kafka={"security.protocol": "SSL"})["broker"]
@@ -282,11 +282,13 @@ def test_what_is_wrong_is_said_in_a_sentence_with_its_setting(
     dead = {"dead_letters": {"table": f"db.{name}_dead"}}
     assert findings(0, **dead)["records"]["severity"] == "warning"
     rest = {"type": "rest", "uri": "http://127.0.0.1:1", "warehouse": "x"}
-    assert findings(catalog=rest)["catalog"]["setting"] == ["catalog", "uri"]
+    assert findings(75, catalog=rest)["catalog"]["setting"] == ["catalog", "uri"]
     hadoop = {"type": "hadoop", "uri": "", "warehouse": "/proc/frazil"}
     assert "probe file" in findings(catalog=hadoop)["storage"]["message"]
-    secret = findings(kafka={"sasl.password": "env:FRAZIL_TEST_NOT_SET"})["secrets"]
+    secret = findings(2, kafka={"sasl.password": "env:FRAZIL_TEST_NOT_SET"})["secrets"]
     assert "FRAZIL_TEST_NOT_SET is not set" in secret["message"]
+    glue = findings(3, catalog={"type": "glue", "uri": "", "warehouse": "s3://x/y"}, **dead)
+    assert not glue.keys() - {"java"}, "nothing is wrong, and not everything was checked"
     column = findings(table=[{"name": f"db.{name}", "partition_by": ["day(at)"]}])["tables"]
     assert column["setting"] == ["table", "0", "partition_by"]
     with Registry() as registry:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import sys
 import threading
 from pathlib import Path
@@ -17,10 +18,16 @@ from frazil.errors import ConfigError, Fatal
 from frazil.iceberg.file_io import FileStore
 from frazil.iceberg.memory_table import MemoryCatalog, updated
 from frazil.iceberg.table import SchemaUpdate
+from frazil.monitoring import process_health
+from frazil.monitoring.http import MonitoringServer
+from frazil.monitoring.sink_health import SinkHealth
 from frazil.ops.check import Check, CheckOptions, setting_of, side_by_side
+from frazil.ops.check_machine import machine_findings
 from frazil.ops.config_proposal import Wishes, new_config, write_new
 from frazil.ops.findings import AREAS, CheckFinding, CheckReport
 from frazil.ops.topic_sample import TopicSample, _Shape
+from frazil.render import output, show
+from frazil.spark.open_table import opener
 
 TEN = """[sink]
 id = "bad id!"
@@ -152,7 +159,7 @@ CREATE SINK s FROM KAFKA CONNECTION k (TOPIC 'orders') FORMAT JSON
     for text, code, place in (
         (statements.replace("JSON", "JSN"), 2, "s.sql:3:63"),
         (statements.replace("CREATE SINK", "CREATE SNK"), 2, "s.sql:3:8"),
-        (statements, 1, "s.sql:1:38"),
+        (statements, 75, "s.sql:1:38"),
     ):
         path.write_text(text)
         monkeypatch.setattr(sys, "argv", ["frazil", "check", str(path), "--timeout", "2s"])
@@ -169,6 +176,113 @@ def test_findings_are_in_the_order_in_which_to_fix_them():
     assert CheckReport("s", [CheckFinding("topics", "warning", "old")]).exit_code == 0
     assert CheckReport("s", [CheckFinding("topics", "error", "gone")]).exit_code == 1
     assert CheckReport("s", []).verdict == "ok"
+
+
+GOOD = (
+    '[sink]\nid = "a"\ntopics = ["t"]\n[kafka]\n"bootstrap.servers" = "127.0.0.1:1"\n[decode]\n'
+    'format = "json"\n[catalog]\ntype = "hadoop"\nwarehouse = "{0}/lake"\n'
+    '[dead_letters]\ntable = "a.dead"\n[[table]]\nname = "a.b"\n'
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "setting", "fact"),
+    [
+        ('[log]\nfile = "{0}/absent/log"', "log.file", "there is no folder"),
+        ('[log]\nfile = "{0}"', "log.file", "it is a folder"),
+        ('[health]\nfile = "{0}/absent/health"', "health.file", "there is no folder"),
+        ('[metrics]\naddress = "127.0.0.1:{1}"', "metrics.address", "Address already in use"),
+        ('[metrics]\naddress = "192.0.2.1:9464"', "metrics.address", "annot assign requested"),
+        ('[notify]\nwebhook = "env:TEST_NOT_SET"', "notify.webhook", "TEST_NOT_SET is not set"),
+        ('[notify]\nwebhook = "env:TEST_NO_URL"', "notify.webhook", "expected a URL"),
+        (
+            '[notify]\nwebhook = "http://x"\nheaders = {{a = "env:TEST_NOT_SET"}}',
+            "notify.headers.a",
+            "TEST_NOT_SET is not set",
+        ),
+        ('[notify]\ncommand = "/no/program -x"', "notify.command", "/no/program is no program"),
+        (
+            '[[table]]\nname = "a.c"\nselect = ["sha256(x, \'env:TEST_NOT_SET\') as y"]\n'
+            '[[route]]\nto = ["a.c"]',
+            "table.1.select",
+            "TEST_NOT_SET is not set",
+        ),
+        (
+            '[[table]]\nname = "a.c"\nselect = ["sha256(x, \'env:TEST_EMPTY\') as y"]\n[[route]]\n'
+            'to = ["a.c"]',
+            "table.1.select",
+            "is empty",
+        ),
+        ('[decode.registry]\nurl = "env:TEST_NOT_SET"', "decode.registry.url", "is not set"),
+    ],
+)
+def test_what_a_start_opens_on_this_machine_is_checked(
+    text: str, setting: str, fact: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Each of them ends `frazil run` with 2, before anything is claimed."""
+    monkeypatch.setenv("TEST_NO_URL", "ftp://x")
+    monkeypatch.setenv("TEST_EMPTY", "")
+    path = tmp_path / "sink.toml"
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        path.write_text(GOOD.format(tmp_path) + text.format(tmp_path, port))
+        report = Check(path, lambda _: lambda _: None, CheckOptions(limit=2.0)).run()
+    errors = [f for f in report.findings if f.verdict == "error" and f.area != "broker"]
+    assert [(".".join(f.setting), fact in f.says) for f in errors] == [(setting, True)], errors
+    assert errors[0].place.startswith("sink.toml:"), errors
+    assert report.exit_code == 2
+
+
+def test_a_port_that_the_running_sink_serves_is_no_error(tmp_path: Path):
+    path = tmp_path / "sink.toml"
+    process_health.forget()
+    server = MonitoringServer.open("127.0.0.1:0", process_health.ROUTES)
+    port = server.url.rpartition(":")[2]
+    path.write_text(GOOD.format(tmp_path) + f'[metrics]\naddress = "127.0.0.1:{port}"')
+    try:
+        assert [f.verdict for f in machine_findings(load(path, {}))] == ["error"]
+        process_health.add(SinkHealth(load(path, {})))
+        assert [f.verdict for f in machine_findings(load(path, {}))] == ["ok"]
+    finally:
+        process_health.forget()
+        server.close()
+
+
+@pytest.mark.parametrize(
+    ("catalog", "install"),
+    [
+        ({"type": "jdbc", "uri": "jdbc:postgresql://h/db", "warehouse": "/w"}, "frazil[postgres]"),
+        ({"type": "glue", "warehouse": "s3://x/y"}, "frazil[glue]"),
+        ({"type": "hive", "uri": "thrift://h:9083"}, "frazil[hive]"),
+        ({"type": "nessie", "uri": "http://h"}, ""),
+    ],
+)
+def test_a_catalog_that_was_not_opened_is_not_well(
+    catalog: dict[str, str], install: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    path = tmp_path / "sink.toml"
+    lines = "\n".join(f'{key} = "{value}"' for key, value in catalog.items())
+    path.write_text(GOOD.replace('type = "hadoop"\nwarehouse = "{0}/lake"', lines).format(tmp_path))
+    report = Check(path, lambda config: opener(config, False), CheckOptions(limit=5.0)).run()
+    [finding] = [f for f in report.findings if f.area == "catalog"]
+    assert finding.verdict == "skipped"
+    assert install in finding.hint
+    assert "frazil check --spark" in finding.hint
+    others = [f for f in report.findings if f.area != "broker"]
+    only = CheckReport("a", others)
+    assert (only.verdict, only.exit_code, only.not_run) == ("incomplete", 3, 2)
+    show(only, output())
+    shown = capsys.readouterr().out
+    assert "2 checks not run (catalog: " in shown
+    assert install in shown.splitlines()[-1]
+
+
+def test_servers_that_are_away_are_tried_again_later(tmp_path: Path):
+    path = tmp_path / "sink.toml"
+    path.write_text(GOOD.format(tmp_path))
+    report = Check(path, lambda _: lambda _: None, CheckOptions(limit=6.0)).run()
+    assert [f.area for f in report.findings if f.verdict == "error"] == ["broker"]
+    assert report.exit_code == 75
 
 
 def test_a_check_that_hangs_or_fails_is_a_finding():

@@ -41,15 +41,15 @@ def check(
     ] = False,
 ) -> Report:
     """Test broker, topics, rights, registry, catalog, storage, position, tables and the newest
-    records, and list all that is wrong (exit 1; 2 if the config is)."""
+    records, and list all that is wrong (exit 1; 2 if the config is; 75 if only servers are away; 3
+    if not everything could be checked)."""
     from frazil.ops.check import Check, CheckOptions
 
     def opener(loaded: Config) -> Any:
         return table_opener(loaded, None if spark else False)
 
-    return Check(
-        config, opener, CheckOptions(write, duration(timeout, "--timeout")), _sql_errors(config)
-    ).run()
+    options = CheckOptions(write, duration(timeout, "--timeout"), spark_session if spark else None)
+    return Check(config, opener, options, _sql_errors(config)).run()
 
 
 def _sql_errors(path: Path) -> ConfigErrors | None:

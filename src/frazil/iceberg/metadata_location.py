@@ -39,6 +39,8 @@ REST_TIMEOUTS = {
     "rest.client.connection-timeout-ms": "10000",
     "rest.client.socket-timeout-ms": "10000",
 }
+#: Catalog types whose clients are extras of Frazil.
+_EXTRAS = {"glue": "glue", "dynamodb": "glue", "hive": "hive", "rest": "glue"}
 #: Seconds for a question to a catalog's server, which may be several requests.
 _TOTAL = 20.0
 
@@ -149,7 +151,10 @@ def _postgres(
     try:
         import psycopg  # type: ignore[import-not-found]  # optional: saves starting Spark
     except ImportError:
-        raise NeedsSpark("cannot open a catalog in postgresql without Spark or psycopg") from None
+        raise NeedsSpark(
+            "cannot open a catalog in postgresql without Spark: psycopg is not installed",
+            hint="pip install 'frazil[postgres]'",
+        ) from None
     try:
         with psycopg.connect(
             f"postgresql:{place}",
@@ -200,11 +205,7 @@ def _within(seconds: float, name: str, ask: Callable[[], T]) -> T:
     if errors:
         raise errors[0]
     if not answers:
-        raise Unavailable(
-            f"cannot ask the catalog for {name}: expected an answer within {seconds:g} s, "
-            "found none",
-            hint="check that [catalog] uri is the catalog's, and that the server is well",
-        )
+        raise _no_answer(name, seconds)
     return answers[0]
 
 
@@ -216,9 +217,42 @@ def _from_client(catalog: Mapping[str, str], kind: str, name: str) -> tuple[str,
 def _ask_client(catalog: Mapping[str, str], kind: str, name: str) -> tuple[str, Mapping[str, str]]:
     """With pyiceberg's client of the catalog."""
     from pyiceberg import exceptions
+    from requests import RequestException, Timeout
+
+    try:
+        table = _client(catalog, kind).load_table(tuple(name.split(".")))
+    except (exceptions.NoSuchTableError, exceptions.NoSuchNamespaceError) as error:
+        if str(error).startswith(
+            "RESTError "
+        ):  # pyiceberg's prefix for a body that is no catalog's
+            raise Unavailable(
+                f"cannot ask the catalog for {name}: the answer is not that of a catalog: "
+                f"{missing_file_error(error, catalog)}",
+                hint="check [catalog] uri, and a proxy before it",
+            ) from None
+        return "", catalog
+    except (exceptions.NotInstalledError, ImportError) as error:
+        raise NeedsSpark(
+            f"cannot open the catalog without Spark: {missing_file_error(error, catalog)}",
+            hint=f"pip install 'frazil[{_EXTRAS[kind]}]'" if kind in _EXTRAS else "",
+        ) from None
+    except Timeout:
+        raise _no_answer(name, max(rest_timeouts(catalog))) from None
+    except (exceptions.ServerError, exceptions.ServiceUnavailableError, RequestException) as error:
+        raise Unavailable(
+            f"cannot ask the catalog for {name}: {missing_file_error(error, catalog)}"
+        ) from None
+    except (exceptions.RESTError, NotImplementedError, ValueError) as error:
+        raise ConfigError(
+            f"cannot ask the catalog for {name}: {missing_file_error(error, catalog)}"
+        ) from None
+    vended = {key: value for key, value in table.io.properties.items() if isinstance(value, str)}
+    return table.metadata_location, {**catalog, **vended}
+
+
+def _client(catalog: Mapping[str, str], kind: str) -> Any:
     from pyiceberg.catalog import load_catalog
     from pyiceberg.catalog.rest import RestCatalog
-    from requests import RequestException, Timeout
 
     class TimedRestCatalog(RestCatalog):
         """pyiceberg's requests have no time limit. Its sessions get their headers before their
@@ -237,39 +271,13 @@ def _ask_client(catalog: Mapping[str, str], kind: str, name: str) -> tuple[str, 
         settings["rest.sigv4-enabled"] = "true"
     elif auth not in ("none", "oauth2"):
         raise NeedsSpark(f"cannot open the catalog without Spark: rest.auth.type is {auth}")
-    try:
-        client = (
-            TimedRestCatalog("plain", **settings)
-            if kind == "rest"
-            else load_catalog("plain", **settings)
-        )
-        table = client.load_table(tuple(name.split(".")))
-    except (exceptions.NoSuchTableError, exceptions.NoSuchNamespaceError) as error:
-        if str(error).startswith(
-            "RESTError "
-        ):  # pyiceberg's prefix for a body that is no catalog's
-            raise Unavailable(
-                f"cannot ask the catalog for {name}: the answer is not that of a catalog: "
-                f"{missing_file_error(error, catalog)}",
-                hint="check [catalog] uri, and a proxy before it",
-            ) from None
-        return "", catalog
-    except (exceptions.NotInstalledError, ImportError) as error:
-        raise NeedsSpark(f"cannot open the catalog: {missing_file_error(error, catalog)}") from None
-    except Timeout:
-        connect, wait = rest_timeouts(catalog)
-        raise Unavailable(
-            f"cannot ask the catalog for {name}: expected an answer within "
-            f"{max(connect, wait):g} s, found none",
-            hint="check that [catalog] uri is the catalog's, and that the server is well",
-        ) from None
-    except (exceptions.ServerError, exceptions.ServiceUnavailableError, RequestException) as error:
-        raise Unavailable(
-            f"cannot ask the catalog for {name}: {missing_file_error(error, catalog)}"
-        ) from None
-    except (exceptions.RESTError, NotImplementedError, ValueError) as error:
-        raise ConfigError(
-            f"cannot ask the catalog for {name}: {missing_file_error(error, catalog)}"
-        ) from None
-    vended = {key: value for key, value in table.io.properties.items() if isinstance(value, str)}
-    return table.metadata_location, {**catalog, **vended}
+    if kind == "rest":
+        return TimedRestCatalog("plain", **settings)
+    return load_catalog("plain", **settings)
+
+
+def _no_answer(name: str, seconds: float) -> Unavailable:
+    return Unavailable(
+        f"cannot ask the catalog for {name}: expected an answer within {seconds:g} s, found none",
+        hint="check that [catalog] uri is the catalog's, and that the server is well",
+    )

@@ -17,16 +17,16 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from frazil.config.error_list import ConfigErrors, every_error
 from frazil.config.model import Config
-from frazil.config.settings import resolve
-from frazil.errors import ConfigError, FrazilError, counted, passwords_in
-from frazil.formats import schema_sample
+from frazil.errors import ConfigError, FrazilError, counted
 from frazil.kafka.planner import Planner
 from frazil.offsets import Range
 from frazil.ops.check_catalog import CatalogCheck
 from frazil.ops.check_kafka import BrokerCheck
+from frazil.ops.check_machine import machine_findings
 from frazil.ops.check_registry import registry_findings
 from frazil.ops.findings import CheckFinding, CheckReport
 from frazil.ops.start_plan import StartPlan, start_plan, unexpected, with_new_catalog
@@ -37,12 +37,16 @@ from frazil.spark.open_table import Open
 from frazil.spark.query_syntax import QueryFault, read_query
 
 #: Seconds for each check, and for the plan, which reads the catalog and a sample of the records.
-_LIMIT, _PLAN_LIMIT = 10.0, 30.0
+_LIMIT, _PLAN_LIMIT, _SPARK_LIMIT = 10.0, 30.0, 180.0
 #: Partitions of which the newest records are read, and records of each.
 _PARTITIONS, _RECORDS = 16, 100
 _JAVA = 17
 
 Findings = list[CheckFinding]
+#: Sections whose errors forbid to try something out; those of monitoring concern no server.
+TRIED = {"", "sink", "kafka", "decode", "transform", "catalog", "spark", "table", "route"} | {
+    "dead_letters"
+}
 #: Kinds of rejected records that are about the format, and about the rules.
 _READING, _ROUTING = ("null", "header", "datum", "json", "limit", "schema"), ("route", "name")
 _FORMAT = ("decode", "format")
@@ -53,6 +57,8 @@ class CheckOptions:
     write: bool = True
     #: seconds for each check
     limit: float = _LIMIT
+    #: starts Spark; None: without
+    spark: Callable[[Config], Any] | None = None
 
 
 def query_findings(config: Config) -> Findings:
@@ -95,11 +101,11 @@ class Check:
             says = f"{self._path.name} has {counted(len(config.tables), 'table')} and no error"
             findings.append(CheckFinding("config", "ok", says))
         findings += query_findings(config)
-        unresolved = _secrets(config)
-        findings += [finding for _, finding in unresolved]
+        local = machine_findings(config)
+        findings += local
         # What stands in a section with an error is not tried out.
-        missing = (section for section, finding in unresolved if finding.verdict == "error")
-        away = {*errors.sections, *missing}
+        wrong = {finding.setting[0] for finding in local if finding.verdict == "error"}
+        away = {*errors.sections, *wrong} & TRIED
         for finding in self._servers(config, away):
             findings.append(finding)
         return self._report(config.sink.id, findings)
@@ -124,7 +130,7 @@ class Check:
             checks["registry"] = lambda: registry_findings(config, config.sink.topics)
         if not away & {"catalog", "spark", ""}:
             checks["catalog"] = lambda: self._catalog(catalog)
-        results = side_by_side(checks, limit)
+        results = side_by_side(checks, limit if self._options.spark is None else _SPARK_LIMIT)
         yield from (finding for findings in results.values() for finding in findings)
         failed = {
             area
@@ -138,7 +144,8 @@ class Check:
             says = f"position, tables and records: first {because or 'catalog'}"
             yield CheckFinding("position", "skipped", says)
             return
-        planned = side_by_side({"position": lambda: self._planned(config, broker)}, _PLAN_LIMIT)
+        seconds = _PLAN_LIMIT if self._options.spark is None else _SPARK_LIMIT
+        planned = side_by_side({"position": lambda: self._planned(config, broker)}, seconds)
         yield from planned["position"]
 
     def _catalog(self, catalog: CatalogCheck) -> Findings:
@@ -148,10 +155,14 @@ class Check:
     # ── what a start would do ────────────────────────────────────────────────────────────────
 
     def _planned(self, config: Config, broker: BrokerCheck) -> Findings:
-        if config.transform:
-            says = "the [transform] needs Spark: frazil plan CONFIG shows what a start would do"
-            return [CheckFinding("position", "skipped", says)]
-        plan = start_plan(config, with_new_catalog(config, self._opener(config)))
+        session = None
+        if config.transform and self._options.spark is None:
+            says = "position, tables and records: the [transform] needs Spark"
+            hint = "frazil check --spark CONFIG starts Spark for it, and takes longer"
+            return [CheckFinding("position", "skipped", says, hint)]
+        if config.transform and self._options.spark is not None:
+            session = self._options.spark(config)
+        plan = start_plan(config, with_new_catalog(config, self._opener(config)), session)
         findings = list(plan_findings(config, plan))
         if not plan.stops:
             findings += broker.retention(plan.position)
@@ -199,8 +210,8 @@ def newest_records(config: Config, plan: StartPlan) -> Findings:
         return []
     plans = BatchPlans(config, config.kafka.resolved())
     if plans.rules is not None and plans.rules.wants_rows:
-        says = "a rule calls a function, which may end its process: not called by a check"
-        return [CheckFinding("records", "skipped", says)]
+        says = "no record was decoded: a rule calls a function, which may end its process"
+        return [CheckFinding("records", "warning", says)]
     pipeline = plans.plan(plan.batch_tables)
     pipeline = replace(pipeline, patience=5.0)
     marks = Planner.of(config, None, trusting=True)
@@ -278,35 +289,6 @@ def _line(finding: CheckFinding) -> int:
     return int(number) if number.isdigit() else 0
 
 
-def _secrets(config: Config) -> list[tuple[str, CheckFinding]]:
-    """Section → finding for each secret, and each file, that is not there."""
-    sections = {
-        ("kafka",): config.kafka,
-        ("decode", "registry"): config.decode.registry,
-        ("catalog",): config.catalog.properties,
-        ("spark",): config.spark,
-    }
-    findings = []
-    for path, settings in sections.items():
-        for key, value in settings.items():
-            try:
-                resolve(key, value)
-            except ConfigError as error:
-                findings.append((path[0], CheckFinding.of("secrets", error, (*path, key))))
-            if passwords_in(value):
-                says = f"a password stands in [{'.'.join(path)}] {key}: it is masked where it shows"
-                hint = f'make all of it a reference: {key} = "env:NAME"'
-                finding = CheckFinding("secrets", "warning", says, hint, (*path, key))
-                findings.append(("", finding))
-    for key in ("schema", "key_schema"):
-        if given := getattr(config.decode, key):
-            try:
-                schema_sample.text_of(given)
-            except ConfigError as error:
-                findings.append(("decode", CheckFinding.of("config", error, ("decode", key))))
-    return findings
-
-
 def java_findings(config: Config) -> Findings:
     """Java, and the jars that a session needs."""
     try:
@@ -353,7 +335,7 @@ def side_by_side(checks: Mapping[str, Callable[[], Findings]], limit: float) -> 
             for area in checks.keys() - results.keys():
                 says = f"no answer within {limit:g} s"
                 hint = "check the address; a firewall that drops packets causes this"
-                results[area] = [CheckFinding(area, "error", says, hint)]
+                results[area] = [CheckFinding(area, "error", says, hint, temporary=True)]
             break
         results[area] = findings
     return results

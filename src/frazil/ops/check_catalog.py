@@ -52,6 +52,7 @@ class CatalogCheck:
                 self.tables |= zip(names[1:], pool.map(self._opened, names[1:]), strict=True)
         except NeedsSpark as error:
             hint = "frazil check --spark CONFIG starts Spark for it, and takes longer"
+            hint = f"{error.hint}; or {hint}" if error.hint else hint
             return [CheckFinding("catalog", "skipped", error.message, hint, ("catalog", "type"))]
         except FrazilError as error:
             return [CheckFinding.of("catalog", error, setting)]
@@ -84,7 +85,7 @@ class CatalogCheck:
                     return
         elif kind != "hadoop" and None in self.tables.values():
             says = f"whether tables may be made cannot be asked of a {kind} catalog"
-            yield CheckFinding("catalog", "skipped", says)
+            yield CheckFinding("catalog", "warning", says, "the first start shows it")
 
     # ── storage ──────────────────────────────────────────────────────────────────────────────
 
@@ -93,10 +94,10 @@ class CatalogCheck:
         folders = self._folders()
         if not folders:
             says = "no table exists yet, and only the catalog knows where it will put them"
-            return [CheckFinding("storage", "skipped", says)]
+            return [CheckFinding("storage", "warning", says, "the first start shows it")]
         if not write:
             says = f"not probed (--no-write): {', '.join(folders)}"
-            return [CheckFinding("storage", "skipped", says)]
+            return [CheckFinding("storage", "warning", says)]
         with ThreadPoolExecutor(_OPENERS, "frazil-probe") as pool:
             items = list(folders.items())[:_PROBES]
             findings = [f for f in pool.map(lambda item: self._probed(*item), items) if f]

@@ -106,9 +106,17 @@ class BrokerCheck:
         return self._reached()
 
     def _add(
-        self, area: str, verdict: str, says: str, hint: str = "", *, setting: Any = ()
+        self,
+        area: str,
+        verdict: str,
+        says: str,
+        hint: str = "",
+        *,
+        setting: Any = (),
+        temporary: bool = False,
     ) -> None:
-        self.findings.append(CheckFinding(area, verdict, says, hint, setting))
+        finding = CheckFinding(area, verdict, says, hint, setting, temporary=temporary)
+        self.findings.append(finding)
 
     # ── broker ───────────────────────────────────────────────────────────────────────────────
 
@@ -145,6 +153,7 @@ class BrokerCheck:
             f"cannot reach Kafka at {servers}: {'; '.join(facts[:3])}",
             hint,
             setting=setting if setting[1] in self._config.kafka else _SERVERS,
+            temporary=setting == _SERVERS,
         )
         return False
 
@@ -290,8 +299,8 @@ class BrokerCheck:
         setting = ("sink", "consumer_group" if self._config.sink.consumer_group else "id")
         if "__consumer_offsets" not in self._names:
             # To ask would make Kafka create its topic of offsets: a check changes nothing.
-            says = f"group {group}: the cluster has no consumer groups yet"
-            self._add("group", "skipped", says)
+            says = f"offsets are published as group {group}; the cluster has no groups yet"
+            self._add("group", "ok", says)
             return
         future = self._admin.describe_consumer_groups(
             [group], include_authorized_operations=True, request_timeout=_CALL

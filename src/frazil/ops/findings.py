@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from rich.text import Text
 
-from frazil.errors import ConfigError, FrazilError, counted
+from frazil.errors import TRY_AGAIN, ConfigError, FrazilError, NotProven, counted
 from frazil.render import Line
 
 #: What is checked, in the order in which errors are worked off: each may hide errors behind it.
@@ -33,7 +33,7 @@ _SIGNS = {
     "ok": ("✓", "green"),
     "warning": ("?", "yellow"),
     "error": ("✗", "red"),
-    "skipped": ("-", "dim"),
+    "skipped": ("-", "yellow"),
 }
 
 
@@ -48,6 +48,8 @@ class CheckFinding:
     setting: tuple[str, ...] = ()
     #: where it stands: file and line, or a variable
     location: str = ""
+    #: an error that goes away by itself: a server does not answer
+    temporary: bool = False
 
     @staticmethod
     def of(
@@ -56,12 +58,15 @@ class CheckFinding:
         path = setting
         if isinstance(error, ConfigError) and error.path:
             path = error.path
-        return CheckFinding(area, severity, error.message, error.hint, path)
+        temporary = error.exit_code == TRY_AGAIN
+        return CheckFinding(
+            area, severity, error.message, error.hint, path, temporary=temporary
+        )
 
 
 @dataclass
 class CheckReport:
-    JSON: ClassVar = "verdict sink seconds errors warnings findings"
+    JSON: ClassVar = "verdict sink seconds errors warnings not_run findings"
 
     sink: str
     findings: Sequence[CheckFinding] = ()
@@ -79,14 +84,25 @@ class CheckReport:
         return sum(finding.severity == "warning" for finding in self.findings)
 
     @property
+    def not_run(self) -> int:
+        return sum(finding.severity == "skipped" for finding in self.findings)
+
+    @property
     def verdict(self) -> str:
-        return "errors" if self.errors else "warnings" if self.warnings else "ok"
+        if self.errors:
+            return "errors"
+        return "incomplete" if self.not_run else "warnings" if self.warnings else "ok"
 
     @property
     def exit_code(self) -> int:
-        """2: the config itself is wrong; 1: something else would stop a start."""
-        wrong = {finding.area for finding in self.findings if finding.severity == "error"}
-        return 2 if "config" in wrong else 1 if wrong else 0
+        """2: the config itself is wrong; 1: something else would stop a start; 75: only servers
+        that do not answer would; 3: nothing is wrong, and not everything was checked."""
+        wrong = [finding for finding in self.findings if finding.severity == "error"]
+        if any(finding.area in ("config", "secrets") for finding in wrong):
+            return ConfigError.exit_code
+        if wrong:
+            return TRY_AGAIN if all(finding.temporary for finding in wrong) else 1
+        return NotProven.exit_code if self.not_run else 0
 
     def lines(self) -> Iterator[Line]:
         for finding in self.findings:
@@ -107,7 +123,9 @@ class CheckReport:
                     if line == finding.hint.splitlines()[0]
                     else f"{'':<17}{line}"
                 )
-        skipped = sum(finding.severity == "skipped" for finding in self.findings)
         parts = [counted(self.errors, "error"), counted(self.warnings, "warning")]
-        parts += [f"{skipped} not checked"] if skipped else []
+        if self.not_run:
+            skipped = [finding for finding in self.findings if finding.severity == "skipped"]
+            why = "; ".join(f"{f.area}: {f.hint or f.message}".splitlines()[0] for f in skipped)
+            parts.append(f"{counted(self.not_run, 'check')} not run ({why})")
         yield f"sink {self.sink}: {', '.join(parts)}; {self.seconds:.1f} s"
