@@ -135,8 +135,8 @@ def listed(names: list[str], folder: Path) -> tuple[Counter[tuple[str, ...]], li
     path.write_text(tomli_w.dumps(document))
     result = every_error(path, {})
     for error in result.errors:
-        assert result.place(*error.path), error
-        assert f"({result.place(*error.path)})" in error.message
+        assert result.location(*error.path), error
+        assert f"({result.location(*error.path)})" in error.message
     return Counter(e.path for e in result.errors), [e.message for e in result.errors]
 
 

@@ -319,7 +319,7 @@ def test_a_start_that_hangs_is_unhealthy_after_a_bound(alone: None):
     world.now += 599
     assert (answers(), world.verdict) == (
         (200, 503),
-        "starting: it takes over from the run before it",
+        "starting: taking over from the previous run",
     )
     world.step("commit", table="db.t")
     world.step("committed", table="db.t")
@@ -511,7 +511,7 @@ def test_a_start_counts_where_no_run_is_alive():
     start = start_beat(2)
     first = run_state.run_state({}, None, NOW, start)
     assert (first["verdict"], first["run"]["state"], first["run"]["epoch"]) == (
-        "starting: it takes over from the run before it",
+        "starting: taking over from the previous run",
         "starting",
         None,
     )
@@ -527,7 +527,11 @@ def test_a_start_that_failed_says_why():
     assert (state["verdict"], state["remedy"], state["error"], state["run"]["state"]) == (
         "failed: cannot ask the catalog for db.t: found none",
         "look at the server",
-        "Unavailable",
+        {
+            "class": "Unavailable",
+            "message": "cannot ask the catalog for db.t: found none",
+            "hint": "look at the server",
+        },
         "ended",
     )
     killed = run_state.run_state({}, None, NOW, start_beat(3600))

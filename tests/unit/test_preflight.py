@@ -227,24 +227,24 @@ def test_what_a_start_opens_on_this_machine_is_checked(
         port = taken.getsockname()[1]
         path.write_text(GOOD.format(tmp_path) + text.format(tmp_path, port))
         report = Check(path, lambda _: lambda _: None, CheckOptions(limit=2.0)).run()
-    errors = [f for f in report.findings if f.verdict == "error" and f.area != "broker"]
-    assert [(".".join(f.setting), fact in f.says) for f in errors] == [(setting, True)], errors
-    assert errors[0].place.startswith("sink.toml:"), errors
+    errors = [f for f in report.findings if f.severity == "error" and f.area != "broker"]
+    assert [(".".join(f.setting), fact in f.message) for f in errors] == [(setting, True)], errors
+    assert errors[0].location.startswith("sink.toml:"), errors
     assert report.exit_code == 2
 
 
 def test_a_port_that_the_running_sink_serves_is_no_error(tmp_path: Path):
     path = tmp_path / "sink.toml"
-    process_health.forget()
+    process_health._sinks.clear()
     server = MonitoringServer.open("127.0.0.1:0", process_health.ROUTES)
     port = server.url.rpartition(":")[2]
     path.write_text(GOOD.format(tmp_path) + f'[metrics]\naddress = "127.0.0.1:{port}"')
     try:
-        assert [f.verdict for f in machine_findings(load(path, {}))] == ["error"]
+        assert [f.severity for f in machine_findings(load(path, {}))] == ["error"]
         process_health.add(SinkHealth(load(path, {})))
-        assert [f.verdict for f in machine_findings(load(path, {}))] == ["ok"]
+        assert [f.severity for f in machine_findings(load(path, {}))] == ["ok"]
     finally:
-        process_health.forget()
+        process_health._sinks.clear()
         server.close()
 
 
@@ -265,7 +265,7 @@ def test_a_catalog_that_was_not_opened_is_not_well(
     path.write_text(GOOD.replace('type = "hadoop"\nwarehouse = "{0}/lake"', lines).format(tmp_path))
     report = Check(path, lambda config: opener(config, False), CheckOptions(limit=5.0)).run()
     [finding] = [f for f in report.findings if f.area == "catalog"]
-    assert finding.verdict == "skipped"
+    assert finding.severity == "skipped"
     assert install in finding.hint
     assert "frazil check --spark" in finding.hint
     others = [f for f in report.findings if f.area != "broker"]
@@ -281,7 +281,7 @@ def test_servers_that_are_away_are_tried_again_later(tmp_path: Path):
     path = tmp_path / "sink.toml"
     path.write_text(GOOD.format(tmp_path))
     report = Check(path, lambda _: lambda _: None, CheckOptions(limit=6.0)).run()
-    assert [f.area for f in report.findings if f.verdict == "error"] == ["broker"]
+    assert [f.area for f in report.findings if f.severity == "error"] == ["broker"]
     assert report.exit_code == 75
 
 
@@ -454,7 +454,7 @@ def test_a_password_in_a_url_is_a_warning_with_its_line(tmp_path: Path):
     )
     report = Check(path, lambda _: lambda _: None, CheckOptions(limit=2.0)).run()
     [finding] = [finding for finding in report.findings if finding.area == "secrets"]
-    assert (finding.verdict, finding.place) == ("warning", "sink.toml:10")
+    assert (finding.severity, finding.location) == ("warning", "sink.toml:10")
     assert "hunter2" not in str(report.findings)
 
 

@@ -87,7 +87,7 @@ def with_place(error: FrazilError) -> FrazilError:
     """The error, with the line of the setting that it is about, where that was found only when a
     server or a library was asked."""
     if isinstance(error, ConfigError) and error.path:
-        place = origins.place(_places, error.path)
+        place = origins.location(_places, error.path)
         if place and f"({place})" not in error.message:
             error.placed(place)
     return error

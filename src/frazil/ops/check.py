@@ -104,7 +104,7 @@ class Check:
         local = machine_findings(config)
         findings += local
         # What stands in a section with an error is not tried out.
-        wrong = {finding.setting[0] for finding in local if finding.verdict == "error"}
+        wrong = {finding.setting[0] for finding in local if finding.severity == "error"}
         away = {*errors.sections, *wrong} & TRIED
         for finding in self._servers(config, away):
             findings.append(finding)

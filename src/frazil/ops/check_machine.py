@@ -56,7 +56,7 @@ def _settings(config: Config) -> Iterator[CheckFinding]:
             except ConfigError as error:
                 yield CheckFinding.of("secrets", error, (*path, key))
             if passwords_in(value):
-                says = f"a password stands in [{'.'.join(path)}] {key}: it is masked where it shows"
+                says = f"[{'.'.join(path)}] {key} contains a password, which output masks"
                 hint = f'make all of it a reference: {key} = "env:NAME"'
                 yield CheckFinding("secrets", "warning", says, hint, (*path, key))
 

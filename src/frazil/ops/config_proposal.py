@@ -205,7 +205,7 @@ def _passed(section: str, settings: Mapping[str, str], variables: list[str]) -> 
         if passwords_in(value):
             variable = variable_of(section, key)
             raise ConfigError(
-                f"cannot write [{section}] {key}: a password stands in it; expected "
+                f"cannot write [{section}] {key}: it contains a password; expected "
                 f"{key}=env:NAME, found {value}",
                 hint=f"export {variable}=…, and {key}=env:{variable}",
             )

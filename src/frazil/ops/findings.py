@@ -59,9 +59,7 @@ class CheckFinding:
         if isinstance(error, ConfigError) and error.path:
             path = error.path
         temporary = error.exit_code == TRY_AGAIN
-        return CheckFinding(
-            area, severity, error.message, error.hint, path, temporary=temporary
-        )
+        return CheckFinding(area, severity, error.message, error.hint, path, temporary=temporary)
 
 
 @dataclass
