@@ -95,9 +95,9 @@ def _escaped(char: str) -> str:
     return f"\\u{number:04x}"
 
 
-def secrets_masked(text: str) -> str:
-    """The text without what no line may show."""
-    return str(masked(text, _secrets))
+def secrets_masked(value: Any) -> Any:
+    """A text, or the values of a report, without what no line may show."""
+    return masked(value, _secrets)
 
 
 def mask(secrets: Iterable[str]) -> None:

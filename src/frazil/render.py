@@ -79,13 +79,25 @@ def error_values(error: FrazilError) -> dict[str, str]:
     return {"class": type(error).__name__, "message": error.message, "hint": error.hint}
 
 
+class _Output(Console):
+    def on_broken_pipe(self) -> None:
+        """`main` ends the command: rich would end the process with 1."""
+        raise BrokenPipeError
+
+
 def output() -> Console:
     """Standard output: a terminal with its own width; a pipe or file without folding or colours."""
-    return Console(width=None if sys.stdout.isatty() else _WIDE)
+    return _Output(width=None if sys.stdout.isatty() else _WIDE)
+
+
+#: Has standard output a JSON document of this command?
+json_printed = False
 
 
 def print_json(report: Any) -> None:
     """One line, at once."""
+    global json_printed
+    json_printed = True
     print(json.dumps(json_values(report)), flush=True)
 
 

@@ -78,7 +78,7 @@ LATE = {
     "iceberg.static_table": 4,  # local files are read without paying for pyiceberg's import
     "iceberg.file_io": 1,  # the same
     "iceberg.metadata_location": 5,  # the same, and psycopg is there or not
-    "cli.app": 5,  # a command loads what it needs: `frazil --help` answers at once
+    "cli.app": 6,  # a command loads what it needs: `frazil --help` answers at once
     "cli.check": 3,  # the same
     "cli.commands": 22,  # a command loads what it needs: `frazil --help` answers at once
     "cli.export": 5,  # the same

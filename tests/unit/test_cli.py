@@ -46,12 +46,13 @@ from frazil.formats import schema_sample
 from frazil.kafka.setting_names import NAMES, refusals
 from frazil.ledger import staged_batch
 from frazil.ledger.sink_state import staged_batches, staging_folder
+from frazil.ops.status import StatusReport
 from frazil.render import output, text_table
 from frazil.spark.open_table import opener
 from frazil.spark.query import translated
 from tests.unit.test_static_table import Made
 
-CODES = {0, 1, 2, 3, 4, 5, 75, 130, 143}
+CODES = {0, 1, 2, 3, 4, 5, 75, 130, 141, 143}
 GOOD = """
 [sink]
 id = "orders"
@@ -128,7 +129,7 @@ def says(
     if words[:1] and words[0] in REPORTING and out:
         return int(end.value.code or 0), out, err
     if end.value.code in (1, 2, 4, 5, 75) and "Usage" not in out:
-        logged = " ERROR " in err
+        logged = " ERROR " in err or '"level": "ERROR"' in err
         assert logged or err.startswith("frazil: ") or "\nfrazil: " in err, (words, err)
     return int(end.value.code or 0), out, err
 
@@ -477,6 +478,116 @@ def test_a_batch_record_that_is_none_is_reported_in_a_sentence(
     assert code == 5  # the index made here has no rows to count
     assert ("staged batch" in err) == (name in FOREIGN), err
     assert ("0.json" in err) == (name in FOREIGN), err
+
+
+@pytest.mark.parametrize("path", COMMANDS, ids="-".join)
+def test_every_error_is_an_object_of_json(
+    path: tuple[str, ...], tmp_path: Path, capfd: Any, monkeypatch: pytest.MonkeyPatch
+):
+    absent = str(tmp_path / "absent.toml")
+    takes = any(param.param_type_name == "argument" for param in COMMANDS[path].params)
+    given = [absent] if path in OPTIONAL else arguments(COMMANDS[path], absent, "1")
+    given = given if takes else ["--no-such-option"]
+    plain = says(capfd, monkeypatch, *path, *given)
+    code, out, err = says(capfd, monkeypatch, *path, *given, "--json")
+    assert code == plain[0]
+    if path in (("health",), ("check",)):
+        assert json.loads(out), "a report"
+        return
+    values = json.loads(out)["error"]
+    assert set(values) == {"class", "message", "hint"}
+    assert values["class"] == "ConfigError"
+    assert values["message"] in err
+
+
+def test_errors_before_a_run_are_logged_as_asked_for(
+    tmp_path: Path, capfd: Any, monkeypatch: pytest.MonkeyPatch
+):
+    path, log = tmp_path / "sink.toml", tmp_path / "log"
+    text = GOOD.format(tmp_path).replace("id =", "idd =")
+
+    def logged(*words: str) -> dict[str, Any]:
+        code, _, err = says(capfd, monkeypatch, "run", str(path), *words)
+        assert code == 2
+        lines = (log.read_text() if log.exists() else err).splitlines()
+        return dict(json.loads(lines[-1]))
+
+    path.write_text(text)
+    assert "idd" in logged("--log-format", "json")["message"]
+    path.write_text(f'{text}[log]\nformat = "json"')
+    assert logged()["event"] == "exit"
+    path.write_text(f'{text}[log]\nformat = "json"\nfile = "{log}"')
+    assert "idd" in logged()["message"]
+    log.unlink()
+    path.write_text(GOOD.format(tmp_path))
+    absent = str(tmp_path / "absent" / "log")
+    assert absent in logged("--log-format", "json", "--log-file", absent)["message"]
+    assert "LOUD" in says(capfd, monkeypatch, "run", str(path), "--log-level", "loud")[2]
+
+
+def test_a_closed_pipe_is_quiet(tmp_path: Path):
+    for words in (
+        ["config", "explain", "CONFIG"],
+        ["version", "--json"],
+        ["audit", "CONFIG", "--no-kafka"],
+    ):
+        config = tmp_path / "sink.toml"
+        config.write_text(GOOD.format(tmp_path))
+        given = [str(config) if word == "CONFIG" else word for word in words]
+        process = subprocess.Popen(
+            [sys.executable, "-m", "frazil", *given],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert process.stdout is not None
+        process.stdout.close()
+        assert process.stderr is not None
+        err = process.stderr.read()
+        assert (process.wait(120), err) == (141, ""), words
+
+
+def test_before_the_first_start_nothing_is_committed(
+    tmp_path: Path, capfd: Any, monkeypatch: pytest.MonkeyPatch
+):
+    """The file of a catalog on SQLite is made by the first start."""
+    path = tmp_path / "sink.toml"
+    sqlite = f'type = "jdbc"\nuri = "jdbc:sqlite:{tmp_path}/catalog.db"'
+    path.write_text(GOOD.format(tmp_path).replace('type = "hadoop"', sqlite))
+    codes = {
+        " ".join(words): says(capfd, monkeypatch, *words, str(path), *more)[0]
+        for words, more in LOOKING.items()
+    }
+    assert codes == {
+        "audit": 3,
+        "status": 0,
+        "completeness": 2,
+        "locate": 2,
+        "offsets show": 75,
+    }
+
+
+@pytest.mark.parametrize(
+    ("state", "operator", "code"),
+    [
+        ("ok", False, 0),
+        ("catching_up", False, 0),
+        ("starting", False, 0),
+        ("stopped", False, 0),
+        ("waiting", False, 75),
+        ("waiting", True, 3),
+        ("failed", True, 3),
+        ("failed", False, 3),
+        ("unknown", False, 3),
+    ],
+)
+def test_the_exit_code_of_status_follows_the_verdict_where_it_is_asked_for(
+    state: str, operator: bool, code: int
+):
+    report = StatusReport(state=state, operator=operator)
+    assert report.exit_code == 0
+    report.follows_verdict = True
+    assert report.exit_code == code
 
 
 @pytest.mark.parametrize("path", COMMANDS, ids="-".join)

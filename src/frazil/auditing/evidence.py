@@ -236,7 +236,7 @@ def of_sink(config: Config, opened: Open, deep: bool = False) -> AuditResult:
     if config.dead_letters:
         named += [config.dead_letters.table, replayed(config.dead_letters.table)]
     result: list[TableReport] = []
-    absent = {}
+    absent: list[str] = []
     for name in dict.fromkeys([*named, *sorted(known)]):
         table = opened(name)
         reports = None
@@ -254,14 +254,13 @@ def of_sink(config: Config, opened: Open, deep: bool = False) -> AuditResult:
             or (report.sink in sinks and (report.commits or report.verdict != "proven"))
         ]
         if not own and name in named:
-            nothing = f"no snapshot of it was written by sink {config.sink.id}"
-            absent[name] = "it does not exist" if reports is None else nothing
+            absent.append(name)
         result += own
     result += _streams(indexes)
-    if not result and index is not None and indexes[0].claimed:
-        result = [TableReport(index.name, config.sink.id, (), 0, examined=("ledger", "index"))]
-    for name, why in absent.items() if not result else ():
-        raise ConfigError(f"cannot audit table {name}: {why}")
+    if not result:  # it has claimed its tables, or was never started
+        claimed = index is not None and indexes[0].claimed
+        examined = ("ledger", "index") if claimed else ()
+        result = [TableReport(config.index_table, config.sink.id, (), 0, examined=examined)]
     return AuditResult(_started(result), tuple(absent))
 
 

@@ -215,6 +215,13 @@ def table_opener(config: Config, spark: bool | None) -> Any:
     return opener(config, spark, say)
 
 
+def sink_opener(config: Config, spark: bool | None) -> Any:
+    """The tables of a sink: a catalog that its first start makes has none yet."""
+    from frazil.spark.open_table import with_new_catalog
+
+    return with_new_catalog(config, table_opener(config, spark))
+
+
 def is_config(target: str) -> bool:
     """Whether it is a config file; else a table name, possibly too long or odd for a path."""
     try:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from frazil.auditing import evidence
 from frazil.auditing.evidence import AuditLimits, AuditResult
-from frazil.cli.app import table_opener
+from frazil.cli.app import sink_opener
 from frazil.config.model import Config
 from frazil.monitoring.audit_event import notify_audit
 
@@ -23,7 +23,7 @@ def proof_of(
     """The proof, and its event for `[notify]`."""
     proof = evidence.of_config(
         config,
-        table_opener(config, spark),
+        sink_opener(config, spark),
         deep=deep,
         ask=kafka,
         limits=limits or AuditLimits(),

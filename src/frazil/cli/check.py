@@ -13,6 +13,7 @@ from frazil.cli.app import (
     Spark,
     app,
     command,
+    sink_opener,
     spark_session,
     table_opener,
     traced_config,
@@ -69,9 +70,9 @@ def plan(config: ConfigFile, spark: Spark = None) -> Report:
     """What a start would create (+), change (~) or refuse (!) now; nothing is changed. Exit code:
     that of the start, or 1 if a table is refused."""
     from frazil.ops.plan_report import PlanReport
-    from frazil.ops.start_plan import start_plan, with_new_catalog
+    from frazil.ops.start_plan import start_plan
 
-    opened = with_new_catalog(config, table_opener(config, spark))
+    opened = sink_opener(config, spark)
     session = spark_session(config) if config.transform else None
     planned = start_plan(config, opened, session)
     if planned.stops:

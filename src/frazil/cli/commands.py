@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
 import sys
 import tempfile
 import traceback
@@ -20,7 +21,7 @@ from typing import Annotated, Any
 try:  # Ctrl-C this early is a normal stop: nothing was begun
     import typer
 
-    from frazil import logs
+    from frazil import logs, render
     from frazil.cli import check as _check  # noqa: F401
     from frazil.cli import export as _export  # noqa: F401  commands register themselves
     from frazil.cli import health as _health  # noqa: F401
@@ -59,6 +60,7 @@ try:  # Ctrl-C this early is a normal stop: nothing was begun
         offsets_app,
         print_report,
         progress,
+        sink_opener,
         spark_session,
         stop,
         table_opener,
@@ -74,6 +76,7 @@ try:  # Ctrl-C this early is a normal stop: nothing was begun
         SparkLog,
         configure_log,
         run_console,
+        start_log,
     )
     from frazil.cli.signals import end_children
     from frazil.config import explain as explanation
@@ -82,7 +85,7 @@ try:  # Ctrl-C this early is a normal stop: nothing was begun
     from frazil.config.units import duration
     from frazil.errors import ConfigError, FrazilError, counted, from_traceback
     from frazil.offsets import Partition
-    from frazil.render import Report, print_json
+    from frazil.render import Report, error_values, print_json
     from frazil.sql.definition_files import is_folder
 except KeyboardInterrupt:
     sys.exit(130)
@@ -143,6 +146,7 @@ def run(
 ) -> Report:
     """Stream Kafka into the tables until stopped: one sink, or several in one process."""
     words = {"format": log_format, "level": log_level, "file": log_file, "spark_level": spark_log}
+    start_log(paths[0] if len(paths) == 1 and not catalog else None, words)
     if len(paths) > 1 or catalog or is_folder(paths[0]) or defines_several(paths[0]):
         log = configure_log(LogConfig(), words)
         from frazil.cli.service import ServiceCommand
@@ -233,7 +237,7 @@ def completeness(
     """Until when the stream is complete, and what holds it back (exit 3 if HOUR is not)."""
     from frazil.ops.completeness import wait_until_complete
 
-    return wait_until_complete(config, table_opener(config, spark), hour, wait)
+    return wait_until_complete(config, sink_opener(config, spark), hour, wait)
 
 
 @command(app)
@@ -272,7 +276,7 @@ def locate(
     where = Partition(topic, partition)
     if is_config(target):
         config = load_config(target)
-        return locate.of_sink(config, table_opener(config, spark), where, offset, table)
+        return locate.of_sink(config, sink_opener(config, spark), where, offset, table)
     config = catalog_config(target, catalog)
     opened = table_opener(config, spark)
     return locate.of_table(config.catalog.name, opened, target, where, offset, branch)
@@ -456,7 +460,7 @@ def show_offsets(config: ConfigFile, spark: Spark = None) -> Report:
     """Position, lag, and what Kafka still has, by partition; what stops the stream, if anything."""
     from frazil.ops.offsets import show_offsets
 
-    return show_offsets(config, table_opener(config, spark))
+    return show_offsets(config, sink_opener(config, spark))
 
 
 @command(offsets_app)
@@ -568,6 +572,7 @@ def version(as_json: Json = False) -> None:
 def main() -> None:
     """Run a command; errors are printed as sentences, not as tracebacks."""
     stop.install()
+    render.json_printed = False
     try:
         code = app(standalone_mode=False) or 0  # without standalone mode click returns Exit's code
     except typer.Exit as end:
@@ -575,20 +580,47 @@ def main() -> None:
     except (typer.Abort, KeyboardInterrupt):  # PySpark raises the latter while it starts
         code = stop.exit_code if stop.signal else 1
         end_children()
+    except BrokenPipeError:  # the reader has closed the pipe
+        code = _CLOSED
+    except SystemExit as end:  # click's own answer to that
+        if not isinstance(end.__context__, BrokenPipeError):
+            raise
+        code = _CLOSED
     except FrazilError as error:
         code = _say(with_place(error))
     except Exception as error:
         if hasattr(error, "format_message"):  # click's own: a wrong option or argument
             if message := error.format_message():  # a group without a command has shown its help
-                print(f"frazil: {message}", file=sys.stderr)
+                _say_wrong_usage(message)
             code = 2
         else:
             code = _say(from_traceback(str(error)) or _unexpected(error))
-    with suppress(BrokenPipeError):  # the reader has closed the pipe
+    try:
         sys.stdout.flush()
         sys.stderr.flush()
+    except BrokenPipeError:  # else the interpreter tells of it at its end
+        code = _CLOSED
+    if code == _CLOSED:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     logs.remove()
     sys.exit(code)
+
+
+#: As a shell reports a process that SIGPIPE ended.
+_CLOSED = 141
+
+
+def _say_wrong_usage(message: str) -> None:
+    print(f"frazil: {message}", file=sys.stderr)
+    _print_error(ConfigError(message, hint="frazil COMMAND --help"))
+
+
+def _print_error(error: FrazilError) -> None:
+    """With `--json`: the error on standard output, unless a report is there already."""
+    if "--json" in sys.argv[1:] and not render.json_printed:
+        values = error_values(error)
+        with suppress(BrokenPipeError):
+            print_json({"error": logs.secrets_masked(values)})
 
 
 def _unexpected(error: Exception) -> FrazilError:
@@ -602,12 +634,13 @@ def _unexpected(error: Exception) -> FrazilError:
 
 
 def _say(error: FrazilError) -> int:
-    if error.logged and logs.installed():
-        return error.exit_code
-    if logs.installed():  # what reads the log expects its lines alone
+    """Where the log is on standard error, what reads it expects its lines alone."""
+    _print_error(error)
+    if logs.active() and not error.logged:
         text = f"{error.log_text}; hint: {error.hint}" if error.hint else error.log_text
         fields = {"event": "exit", "error": type(error).__name__, "exit_code": error.exit_code}
         logging.getLogger("frazil").error("%s", text, extra={"fields": fields})
+    if logs.installed():
         return error.exit_code
     shown = str(error)
     if logs.active() and not sys.stderr.isatty():  # another log, that of the process's parent

@@ -16,7 +16,7 @@ from rich.console import Group
 from rich.live import Live
 from rich.text import Text
 
-from frazil.cli.app import ConfigFile, Spark, app, command, stop, table_opener
+from frazil.cli.app import ConfigFile, Spark, app, command, sink_opener, stop
 from frazil.config.units import duration
 from frazil.errors import ConfigError, FrazilError
 from frazil.render import Report, error_values, output, print_json
@@ -28,6 +28,13 @@ def status(
     watch: Annotated[bool, typer.Option("--watch", help="Refresh until Ctrl-C.")] = False,
     every: Annotated[str, typer.Option(help="Pause of --watch: 2s, 1m.")] = "2s",
     spark: Spark = None,
+    exit_code: Annotated[
+        bool,
+        typer.Option(
+            "--exit-code",
+            help="Exit 75 while the sink waits, and 3 if it failed or needs a person.",
+        ),
+    ] = False,
     *,
     as_json: bool,
 ) -> Report:
@@ -36,9 +43,11 @@ def status(
     from frazil.ops.status import status
 
     pause = duration(every, "--every")
-    opened = table_opener(config, spark)
+    opened = sink_opener(config, spark)
     if not watch:
-        return status(config, opened)
+        report = status(config, opened)
+        report.follows_verdict = exit_code
+        return report
     _watch(lambda: status(config, opened), max(0.2, pause), as_json)
     raise typer.Exit
 

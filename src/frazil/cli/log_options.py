@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -16,8 +18,10 @@ from rich.console import Console
 
 from frazil import logs
 from frazil.cli.app import progress
+from frazil.config.model import document
 from frazil.config.monitoring_checks import check_log
 from frazil.config.sections import LogConfig
+from frazil.errors import ConfigError
 
 MetricsAddress = Annotated[
     str, typer.Option(help="HOST:PORT of /metrics for Prometheus; over \\[metrics] address.")
@@ -45,8 +49,24 @@ def configure_log(config: LogConfig, options: Mapping[str, str]) -> LogConfig:
     check_log(config)
     if config.format != "auto" or config.file or not sys.stderr.isatty():
         shown = "text" if config.format == "auto" else config.format
-        logs.configure(shown, config.level, config.file)
+        try:
+            logs.configure(shown, config.level, config.file)
+        except ConfigError:
+            logs.configure(shown, config.level)  # this error is logged, too
+            raise
     return config
+
+
+def start_log(path: Path | None, options: Mapping[str, str]) -> None:
+    """The log, before the config is known to be right: its errors go where `[log]` and the options
+    say, as far as these can be read."""
+    config = LogConfig()
+    if path is not None and path.suffix != ".sql":
+        with suppress(ConfigError, TypeError):
+            given = LogConfig(**document(path).get("log", {}))
+            check_log(given)
+            config = given
+    configure_log(config, options)
 
 
 def run_console() -> Console:

@@ -29,11 +29,11 @@ from frazil.ops.check_kafka import BrokerCheck
 from frazil.ops.check_machine import machine_findings
 from frazil.ops.check_registry import registry_findings
 from frazil.ops.findings import CheckFinding, CheckReport
-from frazil.ops.start_plan import StartPlan, start_plan, unexpected, with_new_catalog
+from frazil.ops.start_plan import StartPlan, start_plan, unexpected
 from frazil.pipeline.task import run
 from frazil.sources.batch_plans import BatchPlans
 from frazil.spark import jars
-from frazil.spark.open_table import Open
+from frazil.spark.open_table import Open, with_new_catalog
 from frazil.spark.query_syntax import QueryFault, read_query
 
 #: Seconds for each check, and for the plan, which reads the catalog and a sample of the records.

@@ -22,8 +22,8 @@ from frazil.iceberg.file_io import NeedsSpark, local, missing_file_error
 from frazil.iceberg.static_table import ReadOnlyTable
 from frazil.ledger.sink_state import new_location, staging_folder
 from frazil.ops.findings import CheckFinding
-from frazil.ops.start_plan import names_of, not_made_yet
-from frazil.spark.open_table import Open
+from frazil.ops.start_plan import names_of
+from frazil.spark.open_table import Open, not_made_yet
 
 _OPENERS = 8
 #: Probes of folders at most: tables of one catalog lie in one store as a rule.

@@ -21,8 +21,7 @@ from frazil.ops.check_catalog import CatalogCheck
 from frazil.ops.check_kafka import BrokerCheck
 from frazil.ops.check_registry import registry_findings
 from frazil.ops.findings import CheckFinding
-from frazil.ops.start_plan import not_made_yet
-from frazil.spark.open_table import Open
+from frazil.spark.open_table import Open, not_made_yet
 
 #: Seconds for an answer; Spark, where the catalog needs it, takes some of them to start.
 _LIMIT, _SPARK_LIMIT = 10.0, 90.0

@@ -11,7 +11,6 @@ Spark is needed only for a `[transform]` and where only Spark can open the catal
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -20,7 +19,7 @@ from frazil.commit.provisioning import TableProvisioner
 from frazil.commit.startup import Startup
 from frazil.config.model import Config
 from frazil.errors import FrazilError, cause
-from frazil.iceberg.file_io import FileStore, NeedsSpark, local
+from frazil.iceberg.file_io import FileStore, NeedsSpark
 from frazil.iceberg.memory_table import MemoryCatalog, MemoryTable
 from frazil.kafka.range_source import BatchGathering
 from frazil.ledger.sink_state import index_entry, new_location
@@ -133,20 +132,6 @@ def _begin(config: Config, catalog: Any, plan: StartPlan, spark: Any) -> None:
     plan.refused = dict(tables.refused)
     plan.batch_tables = tables.plans(versions=False)
     plan.ends = source.ends()
-
-
-def not_made_yet(config: Config) -> str:
-    """The file of a catalog on SQLite that the first start makes; empty if it is there."""
-    uri = config.catalog.properties.get("uri", "")
-    if config.catalog.properties.get("type") != "jdbc" or not uri.startswith("jdbc:sqlite:"):
-        return ""
-    path = local(uri.removeprefix("jdbc:sqlite:").partition("?")[0])
-    return "" if os.path.exists(path) else path
-
-
-def with_new_catalog(config: Config, opened: Open) -> Open:
-    """Opens nothing where the catalog itself does not exist yet."""
-    return (lambda _: None) if not_made_yet(config) else opened
 
 
 def unexpected(error: Exception) -> FrazilError:

@@ -22,13 +22,14 @@ from rich.text import Text
 
 from frazil.config.model import Config
 from frazil.config.units import duration
-from frazil.errors import ConfigError, FrazilError, counted
+from frazil.errors import TRY_AGAIN, ConfigError, FrazilError, NotProven, counted
 from frazil.iceberg.static_table import ReadOnlyTable
 from frazil.kafka.planner import Planner, Watermarks
 from frazil.ledger.entry import LedgerEntry, entries
 from frazil.ledger.sink_state import index_entry, known_tables, staged_batches
 from frazil.ledger.staged_batch import StagedBatch
 from frazil.ledger.tags import ledger_tag
+from frazil.monitoring.health_state import CATCHING_UP, OK, STARTING, STOPPED, WAITING
 from frazil.offsets import Cut, Partition
 from frazil.ops import run_state
 from frazil.ops.startup_checks import doubt_lines, in_doubt
@@ -41,6 +42,16 @@ KAFKA_SECONDS = 3.0
 
 class StatusReport(dict[str, Any]):
     """The values of `frazil status --json`."""
+
+    #: whether the command's exit code is that of the verdict
+    follows_verdict = False
+
+    @property
+    def exit_code(self) -> int:
+        if not self.follows_verdict or self["state"] in (OK, CATCHING_UP, STARTING, STOPPED):
+            return 0
+        waits = self["state"] == WAITING and not self["operator"]
+        return TRY_AGAIN if waits else NotProven.exit_code
 
     def lines(self) -> Iterator[Line]:
         yield Text(f"sink {self['sink']}: {self['verdict']}", style=_colour(self["state"]))

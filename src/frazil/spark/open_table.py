@@ -4,11 +4,12 @@ or the store cannot be opened otherwise."""
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable
 
 from frazil.config.model import Config
 from frazil.config.settings import Settings
-from frazil.iceberg.file_io import NeedsSpark
+from frazil.iceberg.file_io import NeedsSpark, local
 from frazil.iceberg.metadata_location import REST_TIMEOUTS
 from frazil.iceberg.static_table import ReadOnlyTable, find
 
@@ -57,3 +58,17 @@ def _impatient(config: Config) -> Config:
         config.catalog, properties=Settings({**REST_TIMEOUTS, **properties})
     )
     return dataclasses.replace(config, catalog=catalog)
+
+
+def not_made_yet(config: Config) -> str:
+    """The file of a catalog on SQLite that the first start makes; empty if it is there."""
+    uri = config.catalog.properties.get("uri", "")
+    if config.catalog.properties.get("type") != "jdbc" or not uri.startswith("jdbc:sqlite:"):
+        return ""
+    path = local(uri.removeprefix("jdbc:sqlite:").partition("?")[0])
+    return "" if os.path.exists(path) else path
+
+
+def with_new_catalog(config: Config, opened: Open) -> Open:
+    """Opens nothing where the catalog itself does not exist yet."""
+    return (lambda _: None) if not_made_yet(config) else opened

@@ -25,8 +25,7 @@ from frazil.iceberg.java import JavaCatalog
 from frazil.iceberg.java_table import JavaTable
 from frazil.iceberg.table import Snapshot
 from frazil.ledger.index import put
-from frazil.ops.start_plan import with_new_catalog
-from frazil.spark.open_table import opener
+from frazil.spark.open_table import opener, with_new_catalog
 from frazil.spark.session import session
 from frazil.sql.definition_files import StoredTexts, version_of
 
