@@ -46,12 +46,15 @@ REFERENCE = Path(__file__).parents[2] / "docs/reference/metrics.md"
 P0, P1 = Partition("orders", 0), Partition("orders", 1)
 
 
-def config(sink: str = "s", **metrics: Any) -> Config:
+LOCAL = {"type": "hadoop", "warehouse": "/nowhere"}
+
+
+def config(sink: str = "s", *, catalog: dict[str, str] = LOCAL, **metrics: Any) -> Config:
     return Config(
         sink={"id": sink, "topics": ["orders"]},
         kafka={"bootstrap.servers": "127.0.0.1:1"},
         decode={"format": "json"},
-        catalog={"type": "hadoop", "warehouse": "/nowhere"},
+        catalog=catalog,
         tables=[{"name": "shop.orders"}],
         metrics={"lag_interval": "never", **metrics},
     )
@@ -378,7 +381,7 @@ def test_a_probe_that_fails_is_counted_and_asks_again():
             asked.set()
         raise Unavailable("cannot ask Kafka: it is away")
 
-    probe = probes.Probe("test", 0.01, ask, failed.append)
+    probe = probes.Probe("test", 0.01, ask, failed.append).start()
     assert asked.wait(10)
     probe.stop()
     assert set(failed) == {"Unavailable"}
@@ -391,7 +394,7 @@ def test_a_probe_that_waited_asks_again_as_soon_as_ever():
         asked.append(time.monotonic())
         probe.wait(0.3)
 
-    probe = probes.Probe("test", 0.01, ask, lambda _: None)
+    probe = probes.Probe("test", 0.01, ask, lambda _: None).start()
     deadline = time.monotonic() + 10
     while len(asked) < 3 and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -402,7 +405,7 @@ def test_a_probe_that_waited_asks_again_as_soon_as_ever():
 def test_an_audit_that_cannot_be_made_is_not_a_proof():
     values = SinkMetrics("s")
     run = StubRun()
-    given = config(audit_interval="1h")
+    given = config(catalog={"type": "rest", "uri": "http://127.0.0.1:1"}, audit_interval="1h")
     probe = probes.Probes(
         given, values, ends=run.ends, position=lambda: run.position, event_times={}
     )
@@ -413,7 +416,7 @@ def test_an_audit_that_cannot_be_made_is_not_a_proof():
     probe.stop()
     shown = values.samples(0.0)
     assert shown[names.AUDIT_PROVEN] == {("s",): 0}
-    assert shown[names.AUDIT_FAILURES] == {("s", "ConfigError"): 1}
+    assert shown[names.AUDIT_FAILURES] == {("s", "Unavailable"): 1}
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="Linux")

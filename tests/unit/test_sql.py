@@ -841,10 +841,10 @@ def test_what_means_nothing_is_refused(statement: str, message: str):
 @pytest.mark.parametrize(
     ("statement", "hint"),
     [
-        ("SELECT * FROM t", "a query stands in a view"),
+        ("SELECT * FROM t", "a query belongs in a view"),
         ("CREATE TABLE t (a INT)", "a sink makes its tables"),
-        ("CREATE MATERIALIZED VIEW v AS SELECT 1", "a query stands in a view"),
-        ("INSERT INTO t SELECT 1", "a query stands in a view"),
+        ("CREATE MATERIALIZED VIEW v AS SELECT 1", "a query belongs in a view"),
+        ("INSERT INTO t SELECT 1", "a query belongs in a view"),
         (f"CREATE SINK s {SOURCE} {TARGET} ROUTE WHEN a <> 'x' SKIP", "= and IN"),
         (f"CREATE SINK s {SOURCE} {TARGET} ROUTE WHEN a != 'x' SKIP", "= and IN"),
         (f"CREATE SINK s {SOURCE} {TARGET} MODE UPSERT", "MODE = 'upsert', KEY = ('id')"),

@@ -41,7 +41,7 @@ _log = logging.getLogger("frazil")
 
 
 class Probe:
-    """Calls `ask` at intervals, on a thread of its own, until it is stopped."""
+    """Calls `ask` at intervals, on a thread of its own, from `start` until `stop`."""
 
     def __init__(
         self, name: str, seconds: float, ask: Callable[[], None], failed: Callable[[str], None]
@@ -54,7 +54,10 @@ class Probe:
         #: seconds of the answer under way in which nothing was asked
         self._waited = 0.0
         self._thread = threading.Thread(target=self._run, name=f"frazil-{name}", daemon=True)
+
+    def start(self) -> Probe:
         self._thread.start()
+        return self
 
     def _run(self) -> None:
         pause = 0.0
@@ -110,6 +113,8 @@ class Probes:
             seconds = duration(config.metrics.audit_interval)
             self._audit = Probe("audit", seconds, self.run_audit, self._audit_failed)
             self._probes.append(self._audit)
+        for probe in self._probes:
+            probe.start()
 
     def stop(self) -> None:
         for probe in self._probes:

@@ -46,7 +46,7 @@ _CALLED = {
 #: Clauses of a source or a sink: behind the source of a view they are no part of the query.
 _NO_QUERY = ("FORMAT", "ENVELOPE", "USING", "TO", "INTO")
 _TABLES = "a sink makes its tables: CREATE CONNECTION …, CREATE SINK … FROM … TO ICEBERG CATALOG …"
-_VIEWS = "a query stands in a view: CREATE VIEW v AS SELECT … FROM KAFKA CONNECTION name (…) …"
+_VIEWS = "a query belongs in a view: CREATE VIEW v AS SELECT … FROM KAFKA CONNECTION name (…) …"
 #: What other systems have in place of connections, views and sinks.
 _ELSEWHERE = {
     **dict.fromkeys(("TABLE", "STREAM", "SOURCE", "CATALOG", "DATABASE", "SCHEMA"), _TABLES),
@@ -265,7 +265,7 @@ class _OpenStatement:
             fact += f"; did you mean {near[0]}?"
         hint = ""
         if token.type == "QUOTED" and "STRING" in accepted:
-            hint = "a text stands in single quotes; double quotes are for names"
+            hint = "a text belongs in single quotes; double quotes are for names"
         elif len(self.tokens) <= 2 and word.upper() in _ELSEWHERE:
             hint = _ELSEWHERE[word.upper()]
         elif "_KAFKA" in accepted and "_NOT" not in accepted and raw is None:
