@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from frazil.config.model import Config, from_document
 from frazil.spark import jars
@@ -18,6 +19,9 @@ from frazil.testing.process import toml
 from tests.oracle import Lake
 
 _names = itertools.count(1)
+
+settings.register_profile("frazil", deadline=None)  # a busy machine is no error
+settings.load_profile("frazil")
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
