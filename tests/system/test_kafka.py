@@ -205,7 +205,7 @@ def test_a_topic_that_was_made_again_is_adopted_and_both_stay_provable(
         offsets.preview(config, spark, offsets.adopt_topic([], "earliest", True))
     done = by_hand(config, spark, offsets.adopt_topic([name], "earliest", False))
     new = f"{name}@{done.epoch}"
-    assert json_values(done)["begin"] == {new: {"0": 0}}
+    assert json_values(done)["start_offsets"] == {new: {"0": 0}}
     sink = catch_up(config, spark)
     assert sink.position == Cut({part(name, 0): 10, part(name, 1): 10, part(new, 0): records})
     rows = lake.query(f"db.{name}", "_topic, _topic_partition, _offset, value")
