@@ -480,6 +480,36 @@ def test_a_batch_record_that_is_none_is_reported_in_a_sentence(
     assert ("0.json" in err) == (name in FOREIGN), err
 
 
+@pytest.mark.parametrize(
+    ("options", "fact"),
+    [
+        ("--catalog type=resst", "did you mean 'rest'?"),
+        ("--catalog type=rest", "uri is missing"),
+        ("--catalog type=jdbc --catalog uri=jdbc:sqlite:x.db", "warehouse is missing"),
+        ("--catalog type", "expected KEY=VALUE"),
+        ("--catalog type=hadoop --catalog warehouse=/x --kafka x", "expected KEY=VALUE"),
+        ("--catalog type=rest --catalog uri=http://u:hunter2@h", "expected uri=env:NAME"),
+        (
+            "--catalog type=hadoop --catalog warehouse=/x --registry http://u:hunter2@h",
+            "expected url=env:NAME",
+        ),
+        ("", "no catalog is given"),
+    ],
+)
+def test_init_checks_its_options_before_it_asks_a_server(
+    options: str, fact: str, tmp_path: Path, capfd: Any, monkeypatch: pytest.MonkeyPatch
+):
+    def asked(*_: Any) -> Any:
+        raise AssertionError("Kafka was asked")
+
+    monkeypatch.setattr("frazil.ops.topic_sample.topic_names", asked)
+    monkeypatch.chdir(tmp_path)
+    given = ["--bootstrap-servers", "127.0.0.1:1", "--topic", "t", "--yes", *options.split()]
+    code, _, err = says(capfd, monkeypatch, "init", *given)
+    assert (code, fact in err, "hunter2" in err) == (2, True, False), err
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("path", COMMANDS, ids="-".join)
 def test_every_error_is_an_object_of_json(
     path: tuple[str, ...], tmp_path: Path, capfd: Any, monkeypatch: pytest.MonkeyPatch

@@ -28,6 +28,7 @@ from frazil.sql.definition_files import DefinitionFiles, DefinitionStore
 
 app = typer.Typer(
     no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
     help="Streams into Apache Iceberg tables, exactly once, with the proof.",
 )
@@ -53,6 +54,7 @@ index_app = typer.Typer(no_args_is_help=True, help="The offset index.")
 app.add_typer(index_app, name="index")
 offsets_app = typer.Typer(
     no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
     help="The position of a stream, and an operator's decisions about it. Without --apply a "
     "command prints what it would do. With --apply it does it, and a running "
     "sink is stopped (fenced).",

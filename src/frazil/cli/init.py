@@ -54,6 +54,11 @@ def init(
     from frazil.ops.topic_sample import sample_topic, topic_names
 
     asking = sys.stdin.isatty() and not yes
+    # What is wrong in the options is said before any server is asked.
+    others, given = _pairs("--kafka", kafka), _pairs("--catalog", catalog)
+    registered = _pairs("--registry", [r if _is_pair(r) else f"url={r}" for r in registry])
+    if given or not asking:
+        config_proposal.check_options(_catalog(given, asking=False), registered)
     if not bootstrap_servers:
         if not asking:
             raise ConfigError(
@@ -61,11 +66,10 @@ def init(
                 hint="frazil init --bootstrap-servers localhost:9092 --topic NAME …",
             )
         bootstrap_servers = _asked("Kafka's bootstrap.servers", "localhost:9092", asking)
-    settings = {"bootstrap.servers": bootstrap_servers, **_pairs("--kafka", kafka)}
+    settings = {"bootstrap.servers": bootstrap_servers, **others}
     reading = _resolved(settings)
     known = topic_names(reading)
     topics = topic or _chosen(known, asking)
-    registered = _pairs("--registry", [r if _is_pair(r) else f"url={r}" for r in registry])
     try:
         samples = [sample_topic(reading, name, _resolved(registered), known) for name in topics]
     except ConfigError as error:
@@ -79,9 +83,7 @@ def init(
     names = [config_proposal.name_of(name) for name in topics]
     tables = table or [_asked("the table", f"streams.{name}", asking) for name in names]
     _check_count(tables, topics)
-    wishes = config_proposal.Wishes(
-        settings, registered, _catalog(_pairs("--catalog", catalog), asking), identity, tables
-    )
+    wishes = config_proposal.Wishes(settings, registered, _catalog(given, asking), identity, tables)
     made = config_proposal.new_config(samples, wishes)
     if output != "-":
         made.file = output or f"{identity}.toml"

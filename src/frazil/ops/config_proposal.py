@@ -16,7 +16,8 @@ from typing import Any, ClassVar
 
 import tomli_w
 
-from frazil.config.model import from_document
+from frazil.config.checks import check_catalog
+from frazil.config.model import catalog_only, from_document
 from frazil.config.settings import REFERENCE, SECRET
 from frazil.errors import ConfigError, passwords_in
 from frazil.ops.topic_sample import TopicSample
@@ -101,7 +102,7 @@ def new_config(samples: Sequence[TopicSample], wishes: Wishes) -> ConfigProposal
     why = "records that cannot be read or written go there, and do not stop the stream"
     sections.append(("[dead_letters]", [("table", dead_letters, why)]))
     text = _text(sections)
-    from_document(tomllib.loads(text))  # what is proposed is a config
+    check_catalog(from_document(tomllib.loads(text)))  # what is proposed is a config
     proposals = [
         {"section": title.strip("[]"), "key": key, "value": value, "reason": why}
         for title, lines in sections
@@ -109,6 +110,13 @@ def new_config(samples: Sequence[TopicSample], wishes: Wishes) -> ConfigProposal
         if why
     ]
     return ConfigProposal(wishes.sink, text, proposals, variables)
+
+
+def check_options(catalog: Mapping[str, str], registry: Mapping[str, str]) -> None:
+    """Raises for settings that no config may have, before a server is asked."""
+    _passed("registry", registry, [])
+    properties = {key: value for key, value, _ in _passed("catalog", catalog, [])}
+    check_catalog(catalog_only("a.b", properties))
 
 
 def _text(sections: Sequence[tuple[str, Sequence[Line]]]) -> str:
