@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
@@ -33,7 +34,9 @@ from frazil.config.select import (
     parse_item,
     parse_select,
 )
+from frazil.config.select_checks import never_cast
 from frazil.errors import ConfigError
+from frazil.formats.declared_columns import arrow_type
 from frazil.pipeline.strict_cast import CastMismatch, strict_cast
 from frazil.sql.formatter import literal
 from tests.selects import TABLE, Sent, World, config_of
@@ -561,3 +564,83 @@ def test_the_parser_survives_any_text():
     ):
         with pytest.raises(ConfigError):
             parse_item(text + " ~")
+
+
+# ── what declared columns say before the start ───────────────────────────────────────────────────
+
+TYPES = (
+    *("boolean", "int", "long", "float", "double", "string", "binary", "date", "time"),
+    *("timestamp", "timestamptz", "timestamp_ns", "timestamptz_ns", "uuid", "decimal(10,2)"),
+    *("fixed(16)", "list<int>", "map<string, int>", "struct<a: int>"),
+)
+
+
+def empty(kind: str) -> pa.Array:
+    made = arrow_type(column_type(kind))
+    if isinstance(made, pa.BaseExtensionType):
+        return pa.ExtensionArray.from_storage(made, pa.array([], made.storage_type))
+    return pa.array([], made)
+
+
+@pytest.mark.parametrize("given", TYPES)
+def test_a_cast_is_refused_before_the_start_if_no_value_is_cast_so(given: str):
+    """As the cast itself says of an array without values."""
+    for target in (*TYPES, "timestamp(ms)", "timestamptz(us)"):
+        if target == given:
+            continue
+        try:
+            strict_cast(empty(given), column_type(target))
+            possible = True
+        except CastMismatch:
+            possible = False
+        assert never_cast(column_type(given), column_type(target)) is not possible, target
+
+
+DECODE = {
+    "format": "json",
+    "undeclared": "drop",
+    "columns": {"id": "long", "at": "timestamp", "meta.kind": "string", "s": "struct<n: date>"},
+}
+
+
+@pytest.mark.parametrize(
+    ("table", "path", "fact"),
+    [
+        ({"select": ["cast(at as boolean) as x"]}, "select", "casts timestamp to boolean"),
+        ({"select": ["cast(s.n as long) as x"]}, "select", "casts date to long"),
+        ({"select": ["cast(id as timestamp) as x"]}, "select", "casts long to timestamp"),
+        ({"select": ["cast(cast(id as string) as fixed(4)) as x"]}, "select", "casts string to"),
+        ({"select": ["cast(meta as long) as x"]}, "select", "casts struct<> to long"),
+        ({"partition_by": ["day(placed_at)"]}, "partition_by", "names 'placed_at'"),
+        ({"sort_by": ["idd desc"]}, "sort_by", "did you mean 'id'?"),
+        ({"event_time": "ts"}, "event_time", "names 'ts'"),
+        ({"mode": "upsert", "key": ["ident"]}, "key", "names 'ident'"),
+        ({"identifier_fields": ["ident"]}, "identifier_fields", "names 'ident'"),
+        ({"key_column": "id"}, "key_column", "its key_column is 'id'"),
+        ({"headers_column": "meta"}, "headers_column", "its headers_column is 'meta'"),
+        ({"headers": {"at": "X-At"}}, "headers", "its headers is 'at'"),
+    ],
+)
+def test_what_declared_columns_forbid_is_refused_with_its_setting(
+    table: dict[str, Any], path: str, fact: str
+):
+    with pytest.raises(ConfigError, match=re.escape(fact)) as caught:
+        config_of(table, decode=DECODE)
+    assert caught.value.path == ("table", "0", path)
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        {"select": ["cast(id as timestamp(ms)) as x", "cast(meta.kind as date) as d"]},
+        {"partition_by": ["day(at)", "meta.kind"], "sort_by": ["_timestamp desc"]},
+        {"event_time": "at", "identifier_fields": ["id"]},
+        {"key_column": "k", "sort_by": ["k"]},
+        {"key_column": "id", "select": ["* except (id)"]},
+        {"select": ["id as number"], "sort_by": ["number"]},
+    ],
+)
+def test_what_declared_columns_allow_is_taken(table: dict[str, Any]):
+    config_of(table, decode=DECODE)
+    undeclared = {"partition_by": ["day(elsewhere)"], "key_column": "elsewhere_too"}
+    config_of(undeclared, decode={**DECODE, "undeclared": "infer"})

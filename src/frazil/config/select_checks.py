@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import cache, partial
 
-from frazil.config.column_types import SyntaxFault, column_path, column_type
+from frazil.config.column_types import ColumnType, SyntaxFault, column_path, column_type
 from frazil.config.messages import nearest, within
 from frazil.config.rules import PRESENCE, Checked
 from frazil.config.sections import (
@@ -22,9 +22,11 @@ from frazil.config.sections import (
 )
 from frazil.config.select import (
     KEY_TYPES,
+    Cast,
     Column,
     Digest,
     Expression,
+    Header,
     Item,
     KeyBytes,
     KeyColumns,
@@ -159,7 +161,15 @@ def select_rules(config: ConfigSections, table: TableConfig) -> Iterator[Checked
     yield of_selection(lambda s: _check_known(config.decode, s, doing), *decode)
     yield of_selection(lambda s: _check_key_fields(config, s, doing, path), *decode, *keys)
     yield of_selection(lambda s: _check_constants(s, doing))
-    for name in ("key", "identifier_fields", "version_column", "event_time", *_TERMS):
+    yield of_selection(lambda s: _check_hidden(config, table, s, doing), *decode, "/route")
+    yield of_selection(lambda s: _check_casts(config, s, doing), *decode, *keys, "/route")
+    for name in _NAMING:
+        read = [name, *_METADATA, "aliases", "/transform/sql"]
+        yield (
+            partial(_check_declares_column, config, table, name, doing),
+            [*columns, *decode, *read],
+        )
+    for name in _NAMING:
         yield of_selection(partial(_check_used, table, name, doing), name, *_METADATA)
     yield of_selection(lambda s: _check_key(table, s, doing), "key", "version_column")
 
@@ -296,18 +306,149 @@ def _check_key_fields(
         )
 
 
-#: Settings whose items are columns, or transforms of them.
+#: Settings whose items are columns, or transforms of them; and all that name columns.
 _TERMS = ("partition_by", "sort_by")
+_NAMING = ("key", "identifier_fields", "version_column", "event_time", *_TERMS)
 
 
-def _check_used(table: TableConfig, setting: str, doing: str, selection: Selection) -> None:
-    """Columns that another setting names are among the columns of the table."""
+def _check_hidden(
+    config: ConfigSections, table: TableConfig, selection: Selection, doing: str
+) -> None:
+    """A column of the key or of headers does not take the place of a declared field unnoticed."""
+    star = selection.star
+    if star is None or config.transform or any(route.envelope for route in config.routes):
+        return
+    fields = {column_path(text)[0] for text in config.decode.columns} - set(star.excluded)
+    names = {"key_column": [table.key_column], "headers_column": [table.headers_column]}
+    for setting, columns in {**names, "headers": [*table.headers]}.items():
+        for column in columns:
+            if column in fields:
+                raise ConfigError(
+                    f"{doing}: its {setting} is {column!r}, and [decode] columns declares a field "
+                    "of that name",
+                    hint=f'choose another name, or select = ["* except ({column})"]',
+                    path=(setting,),
+                )
+
+
+def _used(table: TableConfig, setting: str, doing: str) -> list[str]:
+    """The columns that a setting names."""
     value = getattr(table, setting)
     used = [value] if isinstance(value, str) else list(value)
     if setting in _TERMS:
         used = [transform_of(_term(text), doing)[0] for text in used]
+    return [path for path in used if path]
+
+
+def _check_declares_column(
+    config: ConfigSections, table: TableConfig, setting: str, doing: str
+) -> None:
+    """Where only declared fields become columns, no setting names another one."""
+    decode, selection = config.decode, table_selection(table)
+    if decode.undeclared == "infer" or not decode.columns or config.transform:
+        return
+    if any(route.envelope for route in config.routes):
+        return  # rows are inside the declared envelope
+    known = {column_path(text)[0] for text in decode.columns}
+    known |= {"_op", "_source", "_ts_ms", *table.aliases, *table.aliases.values()}
+    known |= {getattr(table, name) for name in _METADATA}
+    made = selection.named.keys() if selection else set()
+    prefixes = [table.key_fields_prefix] if table.key_fields_prefix else []
+    for path in _used(table, setting, doing):
+        first = path.split(".")[0]
+        if first in known or path in made or first in made or any(map(first.startswith, prefixes)):
+            continue
+        if selection is not None and selection.lacks(path):
+            continue  # said by `_check_used`
+        raise ConfigError(
+            f"{doing}: {setting} names {path!r}, which [decode] columns does not declare"
+            f"{nearest(first, known)}",
+            hint=f'columns = {{{first} = "…"}}, or undeclared = "infer"',
+            path=(setting,),
+        )
+
+
+#: Type → the types that its values are cast to, as `pipeline.strict_cast` does; others are never.
+_NUMBERS = ("int", "long", "float", "double", "decimal")
+_ZONED, _LOCAL = ("timestamptz", "timestamptz_ns"), ("timestamp", "timestamp_ns")
+_WHOLE = (*_NUMBERS, "string", "timestamp", "timestamptz")
+_CASTS: Mapping[str, tuple[str, ...]] = {
+    "boolean": ("string",),
+    "int": _WHOLE,
+    "long": _WHOLE,
+    "float": _NUMBERS,
+    "double": _NUMBERS,
+    "decimal": (*_NUMBERS, "string"),
+    "string": ("boolean", *_NUMBERS, "binary", "date", "time", *_LOCAL, *_ZONED, "uuid"),
+    "binary": ("string",),
+    "date": ("string", *_LOCAL),
+    "time": (),
+    **dict.fromkeys(_LOCAL, _LOCAL),
+    **dict.fromkeys(_ZONED, _ZONED),
+    "uuid": ("string", "fixed"),
+    "fixed": ("string", "binary", "uuid"),
+    **dict.fromkeys(("list", "map", "struct"), ()),
+}
+
+
+def never_cast(given: ColumnType, target: ColumnType) -> bool:
+    """Is no value of the one type ever cast to the other?"""
+    if target.name == given.name:
+        return False
+    if given.name in ("int", "long") and target.name in ("timestamp", "timestamptz"):
+        return not target.epoch  # a number needs a unit
+    return target.name not in _CASTS[given.name]
+
+
+def _check_casts(config: ConfigSections, selection: Selection, doing: str) -> None:
+    """Casts of fields whose types are declared."""
+    if any(route.envelope for route in config.routes):
+        return
+    for node in selection.nodes:
+        if not isinstance(node, Cast):
+            continue
+        given = _type_of(config.decode, node.of)
+        if given is not None and never_cast(given, node.kind):
+            raise ConfigError(
+                f"{doing}: select casts {given} to {node.kind}, which no value is ever cast to",
+                hint="see the table of casts in docs/guide/columns.md",
+                path=("select",),
+            )
+
+
+def _type_of(decode: DecodeConfig, of: Expression) -> ColumnType | None:
+    """The type of an expression, where the config says it."""
+    match of:
+        case Cast(_, kind):
+            return kind
+        case Mask() | Digest():
+            return ColumnType("string")
+        case KeyBytes() | Header():
+            return ColumnType("binary")
+        case Column(names):
+            return _declared_type(decode.columns, names)
+        case KeyField(names) if names:
+            return _declared_type(decode.key_columns, names)
+    return None
+
+
+def _declared_type(columns: Mapping[str, str], names: tuple[str, ...]) -> ColumnType | None:
+    for text, kind in columns.items():
+        path = tuple(column_path(text))
+        if names[: len(path)] == path:
+            made: ColumnType | None = column_type(kind)
+            for name in names[len(path) :]:
+                made = dict(made.inside).get(name) if made and made.name == "struct" else None
+            return made
+        if path[: len(names)] == names:
+            return ColumnType("struct")
+    return None
+
+
+def _check_used(table: TableConfig, setting: str, doing: str, selection: Selection) -> None:
+    """Columns that another setting names are among the columns of the table."""
     beside = {*(getattr(table, name) for name in _METADATA), "_op", ""}
-    for path in used:
+    for path in _used(table, setting, doing):
         if path not in beside and selection.lacks(path):
             raise ConfigError(
                 f"{doing}: select leaves out {path!r}, which {setting} names",
