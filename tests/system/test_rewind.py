@@ -452,7 +452,7 @@ def test_no_run_starts_from_half_a_rewind_and_the_next_one_finishes_it(
         Sink(config).start(spark)
     with pytest.raises(Gap, match="a rewind to batch:0 is unfinished"):
         dead_letters.preview_replay(config, spark, DeadLetterSelection())
-    with pytest.raises(ConfigError, match="a rewind to batch:0 was begun"):
+    with pytest.raises(ConfigError, match="a rewind to batch:0 is unfinished"):
         rewind(config, spark, "batch:1")
     assert rewind(config, spark, "batch:0").unfinished
     rows = {suffix: len(lake.query(f"db.{name}_{suffix}")) for suffix in ("a", "b", "of_x", "dead")}
@@ -558,7 +558,7 @@ def test_the_command_asks_says_and_does(
     assert len(lake.query(f"db.{name}")) == 60
     code, out, _ = command("--to", "batch:1", "--dry-run")
     assert code == 0
-    assert "20 rows of 1 table, 1 batch of the index and 0 staged batches would go" in out
+    assert "20 rows of 1 table, 1 batch of the index and 0 staged batches would be removed" in out
     code, out, _ = command("--to", "batch:1", "--yes", "--json")
     assert (code, json.loads(out)["done"]) == (0, True)
     assert len(lake.query(f"db.{name}")) == 40

@@ -79,8 +79,8 @@ class Startup:
             if not gone:
                 raise
             raise type(error)(
-                f"{error.message}; {len(gone)} files of a batch that was staged there are "
-                f"missing, for example {gone[0]}",
+                f"{error.message}; files of a batch that was staged there are missing, "
+                f"{len(gone)} in number, for example {gone[0]}",
                 hint=error.hint,
             ) from None
 
