@@ -20,7 +20,7 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,14 @@ from frazil.testing import datagen
 from frazil.testing.kafka import Broker
 
 #: Seconds, and the share of the overhead.
-BARS = {"help": 0.5, "status": 1.5, "check": 5.0, "scrape_100_tables": 0.05, "overhead_cpu": 0.01}
+BARS = {
+    "help": 0.5,
+    "status": 1.5,
+    "check": 5.0,
+    "scrape_100_tables": 0.05,
+    "overhead_cpu": 0.01,
+    "first_sink": 300.0,
+}
 TABLES = 100
 #: Runs until a JVM is warm.
 WARM_UP = 4
@@ -69,12 +76,17 @@ def commands(broker: Broker, folder: Path, times: int) -> dict[str, list[float]]
     topic, path = "events", str(folder / "events.toml")
     datagen.create_topic(broker.bootstrap, topic, 4)
     produce(broker.bootstrap, topic, 20_000)
+    began = time.perf_counter()
     frazil(
         *("init", "--bootstrap-servers", broker.bootstrap, "--topic", topic, "--yes"),
         *("--catalog", "type=hadoop", "--catalog", f"warehouse={folder / 'lake'}", "-o", path),
     )
-    say("a first run, so that there is something to show")
+    frazil("check", path)
     frazil("run", path, "--until-caught-up")
+    first = time.perf_counter() - began
+    say(
+        f"  first sink: init, check and run of 20,000 records in {first:.1f} s, without pip install"
+    )
     timed = {
         "help": ("--help",),
         "status": ("status", path),
@@ -83,7 +95,7 @@ def commands(broker: Broker, folder: Path, times: int) -> dict[str, list[float]]
         "audit": ("audit", path),
         "config explain": ("config", "explain", path),
     }
-    spent = {}
+    spent = {"first_sink": [first]}
     for name, words in timed.items():
         spent[name] = seconds_of(lambda words=words: frazil(*words), times)  # type: ignore[misc]
         median, worst = statistics.median(spent[name]), spent[name][-1]
@@ -197,9 +209,30 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
                     result[name] = round(statistics.median(spent), 2)
             if given.blocks:
                 result |= overhead(broker, folder, given.rows, given.blocks)
-    result["overhead_cpu"] = result.get("overhead_cpu", 0.0)
-    result["missed"] = [name for name, bar in BARS.items() if result.get(name, 0.0) > bar]
-    return result
+    return {**result, "bars": judged(result)}
+
+
+def judged(result: Mapping[str, float]) -> dict[str, dict[str, Any]]:
+    """Each bar with its figure. An overhead within twice its standard error of the bar does not
+    miss it; what was not measured is neither kept nor missed."""
+    bars: dict[str, dict[str, Any]] = {}
+    for name, bar in BARS.items():
+        figure = result.get(name)
+        verdict = "not measured" if figure is None else "kept" if figure <= bar else "missed"
+        if name == "overhead_cpu" and verdict == "missed":
+            error = 2 * result.get("overhead_error_cpu", 0.0)
+            verdict = "within noise" if figure is not None and figure - error <= bar else verdict
+        bars[name] = {"bar": bar, "figure": figure, "verdict": verdict}
+    return bars
+
+
+def table(result: Mapping[str, Any]) -> str:
+    """The bars as a table for docs/guide/monitoring.md."""
+    lines = ["| bar | limit | figure | |", "|---|---|---|---|"]
+    for name, one in result["bars"].items():
+        figure = "" if one["figure"] is None else f"{one['figure']:g}"
+        lines.append(f"| `{name}` | {one['bar']:g} | {figure} | {one['verdict']} |")
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":
@@ -208,4 +241,6 @@ if __name__ == "__main__":
     parser.add_argument("--scrapes", type=int, default=50)
     parser.add_argument("--blocks", type=int, default=6, help="of four runs")
     parser.add_argument("--rows", type=int, default=4_000_000)
-    print(json.dumps(measure(parser.parse_args())))
+    measured = measure(parser.parse_args())
+    say(table(measured))
+    print(json.dumps(measured))

@@ -80,7 +80,7 @@ LATE = {
     "iceberg.metadata_location": 5,  # the same, and psycopg is there or not
     "cli.app": 6,  # a command loads what it needs: `frazil --help` answers at once
     "cli.check": 3,  # the same
-    "cli.commands": 22,  # a command loads what it needs: `frazil --help` answers at once
+    "cli.commands": 23,  # a command loads what it needs: `frazil --help` answers at once
     "cli.export": 5,  # the same
     "cli.init": 2,  # the same
     "cli.sql": 3,  # the same, and the prompt only where somebody types

@@ -410,7 +410,10 @@ def test_a_wrong_setting_of_kafka_is_an_error_of_the_config(
     given = ["--kafka", f"{key}={value}", "--kafka", "security.protocol=SSL"]
     given = given[:2] if "security" in key or "secruity" in key else given
     code, out, err = says(
-        capfd, monkeypatch, "init", "--bootstrap-servers", "127.0.0.1:1", "--topic", "t", *given
+        capfd,
+        monkeypatch,
+        *("init", "--bootstrap-servers", "127.0.0.1:1", "--topic", "t", *given),
+        *("--catalog", "type=hadoop", "--catalog", "warehouse=/x"),
     )
     assert (code, shown in err) == (2, True), err
 
@@ -478,6 +481,33 @@ def test_a_batch_record_that_is_none_is_reported_in_a_sentence(
     assert code == 5  # the index made here has no rows to count
     assert ("staged batch" in err) == (name in FOREIGN), err
     assert ("0.json" in err) == (name in FOREIGN), err
+
+
+def test_a_pipe_is_read_and_one_that_nobody_writes_to_is_refused(
+    tmp_path: Path, capfd: Any, monkeypatch: pytest.MonkeyPatch
+):
+    path = tmp_path / "pipe.toml"
+    os.mkfifo(path)
+    code, out, err = says(capfd, monkeypatch, "check", str(path), "--no-write")
+    assert (code, "nobody writes" in out + err) == (2, True)
+    reading = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    writing = os.open(path, os.O_WRONLY)
+    os.write(writing, GOOD.format(tmp_path).encode())
+    threading.Timer(0.3, os.close, [writing]).start()
+    assert configs.load(path, {}).sink.id == "orders"
+    os.close(reading)
+
+
+def test_a_mistyped_section_of_a_variable_leads_to_the_variable(
+    tmp_path: Path, capfd: Any, monkeypatch: pytest.MonkeyPatch
+):
+    path = tmp_path / "sink.toml"
+    path.write_text(GOOD.format(tmp_path))
+    monkeypatch.setenv("FRAZIL_SNK__ID", "x")
+    _, _, err = says(capfd, monkeypatch, "config", "explain", str(path))
+    assert (
+        "unknown section [snk]; did you mean 'sink'? (environment variable FRAZIL_SNK__ID)" in err
+    )
 
 
 @pytest.mark.parametrize(
@@ -666,6 +696,14 @@ def test_config_explain_names_the_origin_of_each_setting(
     _, out, _ = says(capfd, monkeypatch, "config", "explain", path, "--json")
     explained = json.loads(out)
     assert explained["settings"]["sink"]["unavailable_timeout"] == "7s"
+    for section, key, value, origin in (
+        ("kafka", "isolation.level", "read_committed", "default of Frazil"),
+        ("kafka", "enable.auto.commit", "false", "required by Frazil"),
+        ("spark", "spark.sql.session.timeZone", "UTC", "default of Frazil"),
+        ("catalog", "cache-enabled", "false", "default of Frazil"),
+    ):
+        assert explained["settings"][section][key] == value
+        assert explained["origins"][section][key] == origin
     assert (
         explained["origins"]["sink"]["unavailable_timeout"]
         == "environment variable FRAZIL_SINK__UNAVAILABLE_TIMEOUT"

@@ -141,8 +141,10 @@ class World:
         )
         self.health = SinkHealth(given or config(), lambda: self.now)
 
-    def started(self) -> World:
+    def started(self, ends: Cut | None = None) -> World:
+        """`ends` of the topics; by default all is committed."""
         self.health.started(self.run)
+        self.health.saw_ends(Cut({P: 10}) if ends is None else ends)
         return self
 
     def after(self, seconds: float) -> None:
@@ -158,8 +160,10 @@ class World:
 
 
 def test_offsets_are_counted_at_the_stage_that_they_have_reached():
-    world = World().started()
+    world = World()
+    world.health.started(world.run)
     assert world.health.lag() == StageLag(None)
+    assert world.verdict == "catching up: the ends of the topics are not known yet"
     world.health.saw_ends(Cut({P: 100}))
     assert world.health.lag() == StageLag(90, seconds=0.0)
     world.step("planned", records=30)
@@ -177,8 +181,7 @@ def test_offsets_are_counted_at_the_stage_that_they_have_reached():
 
 
 def test_a_backlog_is_caught_up_with_and_fresh_records_are_not_late():
-    world = World().started()
-    world.health.saw_ends(Cut({P: 100}))
+    world = World().started(Cut({P: 100}))
     assert world.verdict == "catching up: 90 offsets behind"
     world.run.position = world.run.staged = Cut({P: 100})
     assert world.verdict == "ok"

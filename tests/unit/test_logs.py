@@ -136,7 +136,7 @@ def test_a_quiet_sink_logs_once_a_minute(lines: Any, monkeypatch: pytest.MonkeyP
         observer.tick(world.run)
     quiet = [line for line in lines() if "no commit for" in str(line)]
     assert len(quiet) == 3
-    assert "no commit for 180 s, lag unknown, ok" in str(quiet[-1])
+    assert "no commit for 180 s, lag 0, ok" in str(quiet[-1])
 
 
 def test_a_wait_and_its_end_are_a_line_each(lines: Any):

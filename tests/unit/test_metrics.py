@@ -402,7 +402,11 @@ def test_a_probe_that_waited_asks_again_as_soon_as_ever():
     assert asked[2] - asked[1] < 2.0, "ten times what was asked, not what was waited"
 
 
-def test_an_audit_that_cannot_be_made_is_not_a_proof():
+def test_an_audit_that_cannot_be_made_is_not_a_proof(monkeypatch: pytest.MonkeyPatch):
+    def refuse(*_: Any) -> Any:
+        raise ConfigError("cannot open a catalog of type nessie without Spark")
+
+    monkeypatch.setattr(probes, "of_sink", refuse)
     values = SinkMetrics("s")
     run = StubRun()
     given = config(catalog={"type": "rest", "uri": "http://127.0.0.1:1"}, audit_interval="1h")

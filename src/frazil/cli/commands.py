@@ -389,7 +389,10 @@ def explain(
     config: Annotated[Path, typer.Argument(help="The sink's file: TOML, or SQL.")],
 ) -> Report:
     """The path that the data takes, and why; every setting in effect, and where it comes from."""
-    return explanation.explain(*traced_config(config))
+    from frazil.ops.own_settings import own_settings
+
+    loaded, locations = traced_config(config)
+    return explanation.explain(loaded, locations, own_settings(loaded))
 
 
 @command(dlq_app, "list")

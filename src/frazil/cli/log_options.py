@@ -19,7 +19,7 @@ from rich.console import Console
 from frazil import logs
 from frazil.cli.app import progress
 from frazil.config.model import document
-from frazil.config.monitoring_checks import check_log
+from frazil.config.monitoring_checks import LOG_LEVELS, SPARK_LEVELS, check_log
 from frazil.config.sections import LogConfig
 from frazil.errors import ConfigError
 
@@ -31,12 +31,23 @@ HealthFilePath = Annotated[
     typer.Option("--health-file", help="File for `frazil health FILE`; over \\[health] file."),
 ]
 LogFormat = Annotated[
-    str, typer.Option(help="text or json; by default text, and progress on a terminal.")
+    str,
+    typer.Option(
+        help="text or json; by default text, and progress on a terminal.",
+        autocompletion=lambda: ["text", "json"],
+    ),
 ]
-LogLevel = Annotated[str, typer.Option(help="DEBUG, INFO, WARNING or ERROR.")]
+LogLevel = Annotated[
+    str,
+    typer.Option(help="DEBUG, INFO, WARNING or ERROR.", autocompletion=lambda: [*LOG_LEVELS]),
+]
 LogFile = Annotated[str, typer.Option(help="By default standard error.")]
 SparkLog = Annotated[
-    str, typer.Option(help="Level of Spark's own log on standard error: OFF, ERROR, WARN, INFO …")
+    str,
+    typer.Option(
+        help="Level of Spark's own log on standard error: OFF, ERROR, WARN, INFO …",
+        autocompletion=lambda: [*SPARK_LEVELS],
+    ),
 ]
 
 

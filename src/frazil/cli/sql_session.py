@@ -20,6 +20,7 @@ from frazil.config.model import Config
 from frazil.config.origins import Origins
 from frazil.errors import ConfigError
 from frazil.ops.findings import CheckReport
+from frazil.ops.own_settings import own_settings
 from frazil.render import Line, text_table
 from frazil.service.changes import (
     LEFT_BEHIND,
@@ -304,7 +305,8 @@ class SqlSession:
         return StatementReport("DESCRIBE SINK", command.name, values, [*lines, _table(tables)])
 
     def _explain(self, definitions: LoadedDefinitions, command: Command) -> StatementReport:
-        explanation = explain(*self._config(definitions, command))
+        config, locations = self._config(definitions, command)
+        explanation = explain(config, locations, own_settings(config))
         return StatementReport("EXPLAIN SINK", command.name, explanation, list(explanation.lines()))
 
     def _validate(self, definitions: LoadedDefinitions, command: Command) -> StatementReport:

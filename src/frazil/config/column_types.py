@@ -11,6 +11,8 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from frazil.config.messages import nearest
+
 #: Units of numbers that count from 1970, as `timestamptz(ms)`: unit → digits of a second.
 EPOCH_UNITS = {"s": 0, "ms": 3, "us": 6, "ns": 9}
 _SYNONYMS = {
@@ -42,6 +44,8 @@ _PLAIN = (
     "uuid",
 )
 TYPES = (*_PLAIN, "decimal(p,s)", "fixed(n)", "list<t>", "map<string, t>", "struct<name: t, …>")
+#: Words that a type may begin with.
+_WORDS = (*_PLAIN, "decimal", "fixed", "list", "map", "struct", *_SYNONYMS)
 #: How deep types may be nested.
 _DEPTH = 30
 
@@ -212,7 +216,9 @@ def type_of(scanner: Scanner, depth: int = 0) -> ColumnType:
         return ColumnType(word, epoch=_epoch(scanner, word))
     else:
         raise SyntaxFault(
-            f"unknown type {token.text!r}; expected {', '.join(TYPES)}", scanner.text, token.at
+            f"unknown type {token.text!r}{nearest(token.text.lower(), _WORDS, TYPES)}",
+            scanner.text,
+            token.at,
         )
     scanner.expect(">")
     return ColumnType(word, inside=tuple(inside))

@@ -76,6 +76,7 @@ def overlay(
             where[key] = f"env:{name}"  # a secret may be in the environment
         if locations is not None:
             locations[".".join((*path, key))] = f"environment variable {name}"
+            locations.setdefault(path[0], f"environment variable {name}")
     return document
 
 

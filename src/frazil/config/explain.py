@@ -31,8 +31,13 @@ class Explanation(dict[str, Any]):
                 yield f"{text:<{width}}  # {origin}{f': {implied}' if implied else ''}"
 
 
-def explain(config: Config, locations: Mapping[str, str]) -> Explanation:
-    """`locations`: where each setting of the config comes from."""
+def explain(
+    config: Config,
+    locations: Mapping[str, str],
+    own: Mapping[str, Mapping[str, tuple[str, str]]] | None = None,
+) -> Explanation:
+    """`locations`: where each setting of the config comes from; `own`: section → settings that
+    Frazil gives to the libraries below, with value and origin."""
     path, reason = path_taken(config)
     effective = settings(config)
     origins = {
@@ -41,6 +46,9 @@ def explain(config: Config, locations: Mapping[str, str]) -> Explanation:
         }
         for section, values in effective.items()
     }
+    for section, settings_of_frazil in (own or {}).items():
+        for key, (value, origin) in settings_of_frazil.items():
+            effective[section][key], origins[section][key] = value, origin
     return Explanation(
         path=path, reason=reason, settings=effective, origins=origins, in_effect=in_effect(config)
     )

@@ -49,6 +49,9 @@ def argument(path: tuple[str, ...]) -> str:
     return f"argument {first}{''.join(below)}"
 
 
-def nearest(word: str, known: Any) -> str:
+def nearest(word: str, known: Any, shown: Any = ()) -> str:
+    """`shown`: in place of the known words, where none is near."""
     close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
-    return f"; did you mean {close[0]!r}?" if close else f"; known are {', '.join(known)}"
+    if close:
+        return f"; did you mean {close[0]!r}?"
+    return f"; known are {', '.join(shown or known)}"

@@ -12,7 +12,10 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import select
+import stat
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -53,6 +56,8 @@ else:  # pragma: no cover
     import tomli as tomllib  # type: ignore[import-not-found,unused-ignore]
 
 
+#: Seconds for the writer of a pipe.
+_PIPE_SECONDS = 5.0
 #: Largest config file, in bytes.
 _LARGEST = 16_000_000
 
@@ -185,8 +190,7 @@ def document(
 ) -> dict[str, Any]:
     """The parsed file with variables applied. Adds the origin of each setting to `locations`."""
     try:
-        with open(path, "rb") as file:
-            text = file.read(_LARGEST + 1)
+        text = _content(path)
         if len(text) > _LARGEST:
             raise ConfigError(f"cannot read config {path}: it is larger than {_LARGEST:,} bytes")
         parsed = tomllib.loads(text.decode())
@@ -199,6 +203,27 @@ def document(
     locations = {} if locations is None else locations
     locations.update(origins.lines(text.decode(), Path(path).name))
     return overlay(parsed, environ, locations)
+
+
+def _content(path: str | Path) -> bytes:
+    """A file, or what is written to a pipe within a few seconds."""
+    if not stat.S_ISFIFO(os.stat(path).st_mode):
+        with open(path, "rb") as file:
+            return file.read(_LARGEST + 1)
+    pipe = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        text, deadline = b"", time.monotonic() + _PIPE_SECONDS
+        while len(text) <= _LARGEST:
+            ready = select.select([pipe], [], [], max(0.0, deadline - time.monotonic()))[0]
+            part = os.read(pipe, 1 << 16) if ready else b""
+            if not part:
+                break
+            text += part
+    finally:
+        os.close(pipe)
+    if not text:
+        raise ConfigError(f"cannot read config {path}: it is a pipe, and nobody writes to it")
+    return text
 
 
 def from_document(document: Mapping[str, Any], base: Path = Path()) -> Config:

@@ -19,7 +19,7 @@ from decimal import Decimal
 from functools import cached_property
 
 from frazil.config.column_types import ColumnType, Scanner, SyntaxFault, type_of
-from frazil.config.messages import within
+from frazil.config.messages import nearest, within
 from frazil.config.sections import TableConfig
 from frazil.config.settings import REFERENCE
 from frazil.errors import ConfigError
@@ -309,8 +309,8 @@ def _call(scanner: Scanner, depth: int) -> Expression:
     word = token.text.lower()
     if word not in _FUNCTIONS:
         raise SyntaxFault(
-            f"unknown function {token.text!r}; expected {', '.join(_FUNCTIONS)}. Other "
-            "expressions are for a [transform]",
+            f"unknown function {token.text!r}{nearest(word, _FUNCTIONS)}. Other expressions are "
+            "for a [transform]",
             scanner.text,
             token.at,
         )

@@ -107,6 +107,8 @@ def judge(facts: SinkFacts) -> Verdict:
     if not facts.running:
         return Verdict(STARTING, "taking over from the previous run")
     lag = facts.lag
+    if lag is not None and lag.kafka is None:
+        return Verdict(CATCHING_UP, "the ends of the topics are not known yet")
     if lag is None or not lag.total:
         return Verdict(OK)
     if not facts.reached or (lag.seconds or 0.0) > facts.late:

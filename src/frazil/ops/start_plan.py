@@ -136,7 +136,10 @@ def _begin(config: Config, catalog: Any, plan: StartPlan, spark: Any) -> None:
 
 def unexpected(error: Exception) -> FrazilError:
     """An error that no check foresees, as a sentence."""
-    return FrazilError(f"cannot plan: {type(error).__name__}: {cause(str(error))}"[:500])
+    return FrazilError(
+        f"cannot plan: {type(error).__name__}: {cause(str(error))}"[:500],
+        hint="a library below says so; look at the server that it names, and report it otherwise",
+    )
 
 
 def names_of(config: Config) -> list[str]:

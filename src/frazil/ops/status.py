@@ -74,6 +74,8 @@ class StatusReport(dict[str, Any]):
                 f"{summary['records']:,} of the newest; the last: {summary['last']}"
             )
         for key, value in values.items():
+            if value is None or value in ("", {}, []):
+                continue
             text = json.dumps(value) if isinstance(value, (dict, list)) else value
             yield f"{key:>16}  {text}"
         yield from doubt_lines(self["in_doubt"])

@@ -27,6 +27,8 @@ from frazil.spark.read import register
 _REDACT = "(?i)secret|password|token|access[.]?key|credential|user[.]info"
 
 
+#: A cached table is not refreshed: joins would keep its content from the start.
+CATALOG_DEFAULTS = {"cache-enabled": "false"}
 #: Records never enter the JVM: it plans and commits, so it should start fast and stay small.
 _SMALL_JVM = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
 #: With a transform, rows do.
@@ -71,8 +73,7 @@ def catalog_settings(config: Config) -> dict[str, str]:
     properties = config.catalog.properties.resolved()
     return {
         lead: "org.apache.iceberg.spark.SparkCatalog",
-        # A cached table is not refreshed: joins would keep its content from the start.
-        f"{lead}.cache-enabled": "false",
+        **{f"{lead}.{key}": value for key, value in CATALOG_DEFAULTS.items()},
         **{f"{lead}.{key}": value for key, value in properties.items()},
     }
 
