@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -122,6 +125,48 @@ def test_wrong_expressions_are_found(text: str, wrong: list[str]):
 @pytest.mark.parametrize(("where", "text"), EXPRESSIONS)
 def test_expressions_ask_for_series_and_labels_that_exist(where: str, text: str):
     assert problems(text) == []
+
+
+RULE_TESTS = yaml.safe_load((ROOT / "deploy/prometheus/frazil.test.yml").read_text())
+
+
+def test_the_tests_of_the_rules_are_about_rules_and_series_that_exist():
+    """What `promtool test rules` would not find: it takes any series for one."""
+    rules = {rule["alert"]: rule for rule in RULES}
+    assert RULE_TESTS["rule_files"] == ["frazil.rules.yml"]
+    for test in RULE_TESTS["tests"]:
+        given = [problems(series["series"]) for series in test["input_series"]]
+        assert given == [[] for _ in given]
+        names = {selectors(series["series"])[0].name for series in test["input_series"]}
+        for alert in test["alert_rule_test"]:
+            rule = rules[alert["alertname"]]
+            assert {selector.name for selector in selectors(rule["expr"])} <= names, rule["alert"]
+            for expected in alert["exp_alerts"]:
+                assert expected["exp_labels"]["severity"] == rule["labels"]["severity"]
+                assert set(expected["exp_annotations"]) == set(rule["annotations"])
+        for series in test["input_series"]:
+            values = series["values"].split()
+            assert all(re.fullmatch(r"-?\d+(\+\d+)?(x\d+)?", value) for value in values), values
+
+
+PROMTOOL = shutil.which(
+    "promtool", path=f"{os.environ.get('PROMTOOL_PATH', '')}:{os.environ['PATH']}"
+)
+
+
+@pytest.mark.skipif(
+    PROMTOOL is None, reason="promtool is no package of Python: docs/guide/deployment"
+)
+def test_promtool_takes_the_rules_and_their_tests():
+    for words in (["check", "rules", "frazil.rules.yml"], ["test", "rules", "frazil.test.yml"]):
+        ran = subprocess.run(
+            [str(PROMTOOL), *words],
+            cwd=ROOT / "deploy/prometheus",
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
 def test_every_metric_is_on_the_dashboard():

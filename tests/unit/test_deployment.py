@@ -5,6 +5,7 @@ from __future__ import annotations
 import configparser
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -206,6 +207,26 @@ def test_a_pod_has_time_to_commit_before_it_is_killed():
 
 
 # ── systemd ──────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="a machine without systemd")
+def test_systemd_takes_the_unit(tmp_path: Path):
+    """With a program and a user that there are."""
+    text = (DEPLOY / "systemd" / "frazil@.service").read_text()
+    assert text.count("/opt/frazil/bin/frazil") == 1
+    unit = tmp_path / "frazil@.service"
+
+    def verified(content: str) -> tuple[int, str]:
+        unit.write_text(content)
+        command = ["systemd-analyze", "verify", "--man=no", str(tmp_path / "frazil@orders.service")]
+        ran = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        return ran.returncode, ran.stdout + ran.stderr
+
+    there = text.replace("/opt/frazil/bin/frazil", sys.executable)
+    there = re.sub(r"^(User|Group)=.*$", r"\1=root", there, flags=re.M)
+    assert verified(there) == (0, "")
+    code, warnings = verified(there.replace(sys.executable, "/no/such"))
+    assert (code, "not executable" in warnings) == (1, True), "else nothing is verified"
 
 
 def test_the_systemd_unit_restarts_where_a_restart_helps():
