@@ -105,7 +105,6 @@ class Probes:
         self._position = position
         self._event_times = event_times
         self._tracker = LagTracker()
-        #: all probes are there: the first audit may end before its probe has a name
         self._probes = [Probe("memory", _MEMORY_SECONDS, measure_memory, self._count)]
         if config.metrics.lag_interval != NEVER:
             seconds = duration(config.metrics.lag_interval)
