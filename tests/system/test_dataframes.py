@@ -1254,7 +1254,7 @@ def test_a_batch_that_begins_when_the_sink_is_stopped_is_taken_up_by_the_next_ru
     assert entering.wait(WITHIN)
     stopping = threading.Thread(target=run.stop, args=(5,), daemon=True)
     stopping.start()
-    eventually(lambda: sink._parts.gate.closed, "stop lets no batch begin")
+    eventually(lambda: sink._gate.closed, "stop lets no batch begin")
     go.set()
     stopping.join(WITHIN)
     assert not stopping.is_alive()

@@ -208,7 +208,7 @@ def test_locate_finds_batch_snapshot_and_files_without_a_jvm(
     code, answer, _ = frazil_locate(str(path), name, "0", "25")
     (place,) = answer["batches"][0]["tables"]
     assert (code, place["expired"]) == (0, True)
-    assert f"VERSION AS OF {place['oldest_left']} " in place["sql"]
+    assert f"VERSION AS OF {place['oldest_snapshot']} " in place["sql"]
     assert len(spark.sql(place["sql"]).collect()) == 1
 
 

@@ -564,4 +564,4 @@ def test_the_command_asks_says_and_does(
     assert len(lake.query(f"db.{name}")) == 40
     code, out, _ = command("--to", "batch:1", "--yes")
     assert code == 0
-    assert "stand at batch:1" in out
+    assert "are at batch:1" in out

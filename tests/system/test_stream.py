@@ -734,8 +734,8 @@ def test_stop_while_the_next_batch_is_about_to_begin_returns(
     go.set()
     stopping.join(20)
     stuck = stopping.is_alive()
-    if stuck and sink._parts.gate.lock.locked():
-        sink._parts.gate.lock.release()  # so that the tests after this one have a session
+    if stuck and sink._gate.lock.locked():
+        sink._gate.lock.release()  # so that the tests after this one have a session
         stopping.join(WITHIN)
     assert not stuck, "stop() waits for the batch, and the batch for stop()"
 
