@@ -84,7 +84,7 @@ def test_a_schema_that_the_registry_learns_later(
         assert len(ids(lake, f"db.{name}")) == 32
         first = replay(config, spark)  # too early
         assert (first.replayed, first.rejected) == (0, 8)
-        assert "schema 2" in first.again[0].reason
+        assert "schema 2" in first.rejected_again[0].reason
         registry.schemas[2] = schema
         outcome = replay(config, spark)
         assert (outcome.replayed, outcome.rejected, outcome.rows) == (8, 0, {f"db.{name}": 8})
@@ -220,7 +220,7 @@ def test_rules_that_send_a_dead_letter_elsewhere_are_reported_and_it_stays(
     catch_up(config, spark)
     outcome = replay(make_config(route=[{"to": [f"db.{name}_y"]}], **sections), spark)
     assert outcome.rejected == 1
-    assert "the rules send the record elsewhere" in outcome.again[0].reason
+    assert "the rules send the record elsewhere" in outcome.rejected_again[0].reason
 
 
 ROUTING = """
@@ -326,7 +326,7 @@ def test_dead_letters_are_selected(rejected: Config, spark: Any, lake: Lake, nam
     assert replay(rejected, spark, DeadLetterSelection(partitions=(1,), start=1)).replayed == 2
     outcome = replay(rejected, spark)
     assert (outcome.replayed, outcome.rejected) == (2, 1)
-    assert outcome.again[0].offset == 0
+    assert outcome.rejected_again[0].offset == 0
     assert sorted(ids(lake, f"db.{name}", "kind")) == ["a", "b", "c", "d", "e", "ok", "ok"]
     assert replay(rejected, spark).rejected == 1
     assert_proven(rejected, spark)
