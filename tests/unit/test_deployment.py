@@ -222,10 +222,10 @@ def test_systemd_takes_the_unit(tmp_path: Path):
         ran = subprocess.run(command, capture_output=True, text=True, timeout=60)
         return ran.returncode, ran.stdout + ran.stderr
 
-    there = text.replace("/opt/frazil/bin/frazil", sys.executable)
-    there = re.sub(r"^(User|Group)=.*$", r"\1=root", there, flags=re.M)
-    assert verified(there) == (0, "")
-    code, warnings = verified(there.replace(sys.executable, "/no/such"))
+    valid = text.replace("/opt/frazil/bin/frazil", sys.executable)
+    valid = re.sub(r"^(User|Group)=.*$", r"\1=root", valid, flags=re.M)
+    assert verified(valid) == (0, "")
+    code, warnings = verified(valid.replace(sys.executable, "/no/such"))
     assert (code, "not executable" in warnings) == (1, True), "else nothing is verified"
 
 

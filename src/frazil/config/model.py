@@ -222,7 +222,7 @@ def _content(path: str | Path) -> bytes:
     finally:
         os.close(pipe)
     if not text:
-        raise ConfigError(f"cannot read config {path}: it is a pipe, and nobody writes to it")
+        raise ConfigError(f"cannot read config {path}: it is a pipe without a writer")
     return text
 
 
