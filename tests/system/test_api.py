@@ -21,8 +21,8 @@ def test_one_import_goes_from_a_config_file_to_the_proof(
     create_topic(broker.bootstrap, name, 1)
     produce(broker.bootstrap, name, [json.dumps({"id": i}).encode() for i in range(4)])
     path = write_toml(decode={"format": "json"})
-    with pytest.raises(frazil.errors.ConfigError, match="does not exist"):
-        frazil.audit(path)
+    with pytest.raises(frazil.errors.NotProven, match="never committed"):
+        frazil.audit(path).raise_unless_proven()
     with frazil.Sink.from_toml(path).start() as run:
         assert run.wait_until_caught_up(timeout=120)
         assert run.wait_until({name: {0: 4}}, timeout=10)

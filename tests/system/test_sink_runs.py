@@ -138,7 +138,7 @@ def test_two_sinks_fill_one_table_side_by_side_but_not_from_the_same_topic(
     } == dict.fromkeys(both, "proven")
     third = {"topics": [f"{name}-b"]}
     twice = lake.config(f"{name}-c", f"{name}-b", b, table=table, sink=third)
-    with pytest.raises(ConfigError, match=f"sink {name}-b fills it from {name}-b, too") as caught:
+    with pytest.raises(ConfigError, match=f"sink {name}-b also fills it from {name}-b") as caught:
         Sink(twice).start(spark)
     assert "allow_shared_topics = true" in caught.value.hint
     assert f"DROP TAG `frazil/{name}-b`" in caught.value.hint
@@ -177,7 +177,7 @@ def test_of_two_sinks_that_come_at_the_same_moment_the_later_is_refused(
     steps = Steps(hold="planned")
     with running(one, spark, steps):
         assert steps.held.wait(WITHIN), "it has claimed the table, and committed nothing"
-        with pytest.raises(ConfigError, match=f"sink {name}-a fills it"):
+        with pytest.raises(ConfigError, match=f"sink {name}-a also fills it"):
             Sink(other).start(spark)
     monkeypatch.undo()
     catch_up(one, spark)  # the tag of the refused one is gone

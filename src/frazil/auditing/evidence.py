@@ -110,19 +110,28 @@ class AuditResult:
             if few or report.verdict != "proven":
                 yield audit_table(json_values(report))
         for report in self.reports:
-            yield Text.from_markup(
-                ("" if len(self.reports) == 1 else f"{report.table}, sink {report.sink}: ")
-                + f"[{colour(report.verdict)}]{label(report.verdict)}[/]: "
+            lead = "" if len(self.reports) == 1 else f"{report.table}, sink {report.sink}: "
+            facts = (
                 f"{counted(report.written, 'row')} in {counted(report.commits, 'commit')}; "
                 f"{_PROVES[report.proves]} ({', '.join(report.examined)})"
+            )
+            if any(finding.kind == _NOTHING for finding in report.findings):
+                facts = "no offset to account for"
+            yield Text.from_markup(
+                f"{lead}[{colour(report.verdict)}]{label(report.verdict)}[/]: {facts}"
             )
         for note in dict.fromkeys(note for report in self.reports for note in report.notes):
             yield f"{note}{f' ({note.result})' if note.result else ''}"
         yield from beginnings(self)
         for line in self.broker:
             yield (
-                f"{line['topic']}[{line['partition']}]: read from {line['read_from']} to "
-                f"{line['position']}; the broker has {line['earliest_offset']} to "
+                f"{line['topic']}[{line['partition']}]: "
+                + (
+                    "not read yet"
+                    if line["read_from"] is None
+                    else f"read from {line['read_from']} to {line['position']}"
+                )
+                + f"; the broker has {line['earliest_offset']} to "
                 f"{line['latest_offset']}; lag {line['lag']}"
                 + (
                     f"; {line['never_read']} offsets before the sink's first"
