@@ -294,7 +294,7 @@ def test_what_is_wrong_is_said_in_a_sentence_with_its_setting(
     with Registry() as registry:
         avro_of = {"decode": {"format": "confluent-avro", "registry": {"url": registry.url}}}
         assert "no subject" in findings(**avro_of)["registry"]["message"]
-        for status, code in ((401, 1), (404, 1), (500, 75)):
+        for status, code in ((401, 1), (404, 75), (500, 75)):
             registry.status = status
             assert f"answers {status}" in findings(code, **avro_of)["registry"]["message"]
     tables = [{"name": f"db.{name}_{number}"} for number in range(200)]

@@ -85,7 +85,7 @@ class CatalogCheck:
                     return
         elif kind != "hadoop" and None in self.tables.values():
             says = f"whether tables may be made cannot be asked of a {kind} catalog"
-            yield CheckFinding("catalog", "warning", says, "the first start shows it")
+            yield CheckFinding("catalog", "note", says, "the first start shows it")
 
     # ── storage ──────────────────────────────────────────────────────────────────────────────
 
@@ -94,10 +94,10 @@ class CatalogCheck:
         folders = self._folders()
         if not folders:
             says = "no table exists yet, and only the catalog knows where it will put them"
-            return [CheckFinding("storage", "warning", says, "the first start shows it")]
+            return [CheckFinding("storage", "note", says, "the first start shows it")]
         if not write:
             says = f"not probed (--no-write): {', '.join(folders)}"
-            return [CheckFinding("storage", "warning", says)]
+            return [CheckFinding("storage", "note", says)]
         with ThreadPoolExecutor(_OPENERS, "frazil-probe") as pool:
             items = list(folders.items())[:_PROBES]
             findings = [f for f in pool.map(lambda item: self._probed(*item), items) if f]

@@ -31,6 +31,7 @@ AREAS = (
 )
 _SIGNS = {
     "ok": ("✓", "green"),
+    "note": ("·", "dim"),
     "warning": ("?", "yellow"),
     "error": ("✗", "red"),
     "skipped": ("-", "yellow"),
@@ -40,7 +41,7 @@ _SIGNS = {
 @dataclass(frozen=True, slots=True)
 class CheckFinding:
     area: str
-    #: ok, warning, error, or skipped: not checked, and why
+    #: ok, note (no check can tell it), warning, error, or skipped (not checked, and why)
     severity: str
     message: str
     hint: str = ""
