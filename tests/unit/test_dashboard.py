@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -147,26 +144,6 @@ def test_the_tests_of_the_rules_are_about_rules_and_series_that_exist():
         for series in test["input_series"]:
             values = series["values"].split()
             assert all(re.fullmatch(r"-?\d+(\+\d+)?(x\d+)?", value) for value in values), values
-
-
-PROMTOOL = shutil.which(
-    "promtool", path=f"{os.environ.get('PROMTOOL_PATH', '')}:{os.environ['PATH']}"
-)
-
-
-@pytest.mark.skipif(
-    PROMTOOL is None, reason="promtool is no package of Python: docs/guide/deployment"
-)
-def test_promtool_takes_the_rules_and_their_tests():
-    for words in (["check", "rules", "frazil.rules.yml"], ["test", "rules", "frazil.test.yml"]):
-        ran = subprocess.run(
-            [str(PROMTOOL), *words],
-            cwd=ROOT / "deploy/prometheus",
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
-        assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
 def test_every_metric_is_on_the_dashboard():
