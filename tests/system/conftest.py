@@ -15,6 +15,8 @@ from typing import Any
 
 import pyarrow.fs
 import pytest
+from pyiceberg.catalog import load_catalog
+from pyiceberg.exceptions import NoSuchNamespaceError, RESTError
 
 from frazil.testing.kafka import Broker, die_with_parent, free_ports
 from tests.bench import faults, proxy, rest
@@ -53,6 +55,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     )
     try:
         _await(f"http://127.0.0.1:{rest}/v1/config?warehouse=lake", server)
+        _await_table_bucket(f"http://127.0.0.1:{rest}", server)
         files = pyarrow.fs.S3FileSystem(
             access_key=KEY,
             secret_key=SECRET,
@@ -88,6 +91,22 @@ def _await(url: str, server: subprocess.Popen[bytes]) -> None:
         except urllib.error.URLError:
             time.sleep(0.1)
     raise AssertionError("the server does not answer")
+
+
+def _await_table_bucket(uri: str, server: subprocess.Popen[bytes]) -> None:
+    """The server makes it after it answers."""
+    catalog = load_catalog(
+        "lake", type="rest", uri=uri, warehouse="lake", credential=f"{KEY}:{SECRET}"
+    )
+    deadline = time.monotonic() + 60
+    while True:
+        assert server.poll() is None, "the server ended"
+        try:
+            catalog.list_namespaces()
+            return
+        except (NoSuchNamespaceError, RESTError):
+            assert time.monotonic() < deadline, "the table bucket is missing"
+            time.sleep(0.1)
 
 
 @pytest.fixture(scope="session")

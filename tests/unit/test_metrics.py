@@ -46,15 +46,12 @@ REFERENCE = Path(__file__).parents[2] / "docs/reference/metrics.md"
 P0, P1 = Partition("orders", 0), Partition("orders", 1)
 
 
-LOCAL = {"type": "hadoop", "warehouse": "/nowhere"}
-
-
-def config(sink: str = "s", *, catalog: dict[str, str] = LOCAL, **metrics: Any) -> Config:
+def config(sink: str = "s", **metrics: Any) -> Config:
     return Config(
         sink={"id": sink, "topics": ["orders"]},
         kafka={"bootstrap.servers": "127.0.0.1:1"},
         decode={"format": "json"},
-        catalog=catalog,
+        catalog={"type": "hadoop", "warehouse": "/nowhere"},
         tables=[{"name": "shop.orders"}],
         metrics={"lag_interval": "never", **metrics},
     )
@@ -409,7 +406,7 @@ def test_an_audit_that_cannot_be_made_is_not_a_proof(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(probes, "of_sink", refuse)
     values = SinkMetrics("s")
     run = StubRun()
-    given = config(catalog={"type": "rest", "uri": "http://127.0.0.1:1"}, audit_interval="1h")
+    given = config(audit_interval="1h")
     probe = probes.Probes(
         given, values, ends=run.ends, position=lambda: run.position, event_times={}
     )
@@ -420,7 +417,7 @@ def test_an_audit_that_cannot_be_made_is_not_a_proof(monkeypatch: pytest.MonkeyP
     probe.stop()
     shown = values.samples(0.0)
     assert shown[names.AUDIT_PROVEN] == {("s",): 0}
-    assert shown[names.AUDIT_FAILURES] == {("s", "Unavailable"): 1}
+    assert shown[names.AUDIT_FAILURES] == {("s", "ConfigError"): 1}
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="Linux")
