@@ -54,7 +54,7 @@ def init(
     from frazil.ops.topic_sample import sample_topic, topic_names
 
     asking = sys.stdin.isatty() and not yes
-    # What is wrong in the options is said before any server is asked.
+    # Errors of the options are reported before any server is asked.
     others, given = _pairs("--kafka", kafka), _pairs("--catalog", catalog)
     registered = _pairs("--registry", [r if _is_pair(r) else f"url={r}" for r in registry])
     if given or not asking:
