@@ -359,7 +359,7 @@ def _check_declares_column(
         if first in known or path in made or first in made or any(map(first.startswith, prefixes)):
             continue
         if selection is not None and selection.lacks(path):
-            continue  # said by `_check_used`
+            continue  # `_check_used` reports it
         raise ConfigError(
             f"{doing}: {setting} names {path!r}, which [decode] columns does not declare"
             f"{nearest(first, known)}",
