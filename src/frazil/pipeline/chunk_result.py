@@ -93,7 +93,7 @@ class ChunkWork:
         self.below = below
         self.result = ChunkResult()
         #: JSON row → kinds of the columns with a type declared in the envelope's schema
-        self.named: dict[bytes, dict[str, str]] = {}
+        self.named: dict[bytes, dict[str, Any]] = {}
         #: the decoded keys (see `table_selects`), once a table needs them
         self.decoded_keys: Any = None
         #: positions of tombstones: for a table that does not exist, and for one that exists

@@ -47,6 +47,7 @@ class JsonRecords(TableFitter):
         #: the fields that are read for a table
         self._shapes: dict[str, pa.Schema] = {}
         self._sources: dict[str, JsonSource] = {}
+        self._read: dict[str, dict[str, pa.Field]] = {}
         self._verdicts: dict[tuple[str, str], str | bool] = {}
         self._wants: dict[tuple[str, str], str] = {}
 
@@ -89,18 +90,37 @@ class JsonRecords(TableFitter):
         self, work: ChunkWork, share: Route, changes: Sequence[bytes | None], at: Longs | None
     ) -> None:
         unwrapped = debezium.unwrap_json(changes)
-        work.named |= unwrapped.named
         work.result.reject_all(unwrapped.rejected, at, share.tables)
         present = [i for i, row in enumerate(unwrapped.rows) if row is not None]
-        # The other changes are tombstones in Connect's wrapper.
+        # The others are messages, and tombstones in Connect's wrapper.
         work.result.skipped += len(changes) - len(present) - len(unwrapped.rejected)
         if not present:
             return
-        rows, where = [unwrapped.rows[i] for i in present], among(at, np.array(present, np.int64))
+        where = among(at, np.array(present, np.int64))
         gone = np.array([i in unwrapped.deleted for i in present], bool)
         for name in share.tables:
+            rows = [self._written(work, name, unwrapped, i) for i in present]
             self._moved_json(work, name, [changes[i] for i in present], rows, where)
             self._json_into(work, name, rows, where, gone)
+
+    def _written(
+        self, work: ChunkWork, name: str, unwrapped: debezium.UnwrappedChanges, i: int
+    ) -> bytes:
+        """A row as the columns of the table can read it."""
+        row, named = unwrapped.rows[i] or b"", unwrapped.named[i]
+        if not named:
+            return row
+        row = debezium.written(row, named, self._fields(name))
+        work.named[row] = {column: named[column].kind for column in named}
+        return row
+
+    def _fields(self, name: str) -> Mapping[str, pa.Field]:
+        """The fields of records that are read for a table, as far as their types are known."""
+        if name not in self._read:
+            plan, source = self._tables.get(name), self._source(name)
+            shape = source.shape(source.fixed if plan is None else plan.columns)
+            self._read[name] = {field.name: field for field in shape}
+        return self._read[name]
 
     def _skip_json(
         self, work: ChunkWork, values: ByteSlices, at: Longs | None, with_field: Any
@@ -135,7 +155,8 @@ class JsonRecords(TableFitter):
         pairs = {
             i: (_ordered_json(pair[0], newer or b"", self._order_path(name, plan)), pair[1])
             for i, (change, newer) in enumerate(zip(changes, after, strict=True))
-            if (pair := debezium.keys_json(change, list(fields.values()))) is not None
+            if (pair := debezium.keys_json(change, list(fields.values()), self._fields(name)))
+            is not None
         }
         if not pairs:
             return
