@@ -207,7 +207,7 @@ def _variable(text: str) -> str:
 
 _DECIMAL = "org.apache.kafka.connect.data.Decimal"
 _DATE = NamedColumn("date", _day, _new_or(pa.types.is_date32))
-_TIME = _new_or(pa.types.is_time64)
+_TIME = _only(pa.types.is_time64)
 _NAMED: Mapping[tuple[str, str], NamedColumn] = {
     ("int32", "io.debezium.time.Date"): _DATE,
     ("int32", "org.apache.kafka.connect.data.Date"): _DATE,
@@ -224,14 +224,13 @@ _NAMED: Mapping[tuple[str, str], NamedColumn] = {
         "utc", partial(_moment, digits=3, zone="Z"), _new_or(_is_instant)
     ),
     ("string", "io.debezium.time.ZonedTimestamp"): NamedColumn("utc"),
-    ("int32", "io.debezium.time.Time"): NamedColumn("clock", partial(_clock, digits=3), _TIME),
+    # Spark reads no table with a column of type time, and databases have times beyond 24 hours.
+    ("int32", "io.debezium.time.Time"): NamedColumn("whole", partial(_clock, digits=3), _TIME),
     ("int32", "org.apache.kafka.connect.data.Time"): NamedColumn(
-        "clock", partial(_clock, digits=3), _TIME
+        "whole", partial(_clock, digits=3), _TIME
     ),
-    ("int64", "io.debezium.time.MicroTime"): NamedColumn("clock", partial(_clock, digits=6), _TIME),
-    ("int64", "io.debezium.time.NanoTime"): NamedColumn(
-        "whole", partial(_clock, digits=9), _only(pa.types.is_time64)
-    ),
+    ("int64", "io.debezium.time.MicroTime"): NamedColumn("whole", partial(_clock, digits=6), _TIME),
+    ("int64", "io.debezium.time.NanoTime"): NamedColumn("whole", partial(_clock, digits=9), _TIME),
     ("string", "io.debezium.data.Uuid"): NamedColumn("uuid"),
     ("struct", "io.debezium.data.VariableScaleDecimal"): NamedColumn(
         "string", _variable, _new_or(_is_digits)

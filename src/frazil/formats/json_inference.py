@@ -13,10 +13,10 @@ minority do not fit the table; they are rejected one by one, without effect on t
 A kind is a word, a dict of kinds (object), a list of one kind (array), or None (null: no column
 needed). Words: `whole`, `large` (a whole number that a double cannot hold exactly), `fraction`,
 `float` (a fraction that must not turn whole numbers into doubles), `boolean`, `string`; and, if a
-schema beside the record says the type, `date`, `clock`, `moment`, `utc`, `uuid`, `bytes`,
-`exact:P:S` (a decimal) or `SeenValues` (the kind of a map's values). For an existing column the
-kind contains only the change: `long`, `double` or `decimal:P` (a wider type), `=name` (the type of
-column `name`, which is to be renamed), `SeenValues`.
+schema beside the record says the type, `date`, `moment`, `utc`, `uuid`, `bytes`, `exact:P:S` (a
+decimal) or `SeenValues` (the kind of a map's values). For an existing column the kind contains only
+the change: `long`, `double` or `decimal:P` (a wider type), `=name` (the type of column `name`,
+which is to be renamed), `SeenValues`.
 """
 
 from __future__ import annotations
@@ -173,7 +173,6 @@ def arrow(kind: Kind, path: str) -> pa.DataType:
         "float": pa.float64(),
         "boolean": pa.bool_(),
         "date": pa.date32(),
-        "clock": pa.time64("us"),
         "uuid": pa.uuid(),
         "bytes": pa.large_binary(),
         "moment": pa.timestamp("us"),

@@ -6,7 +6,7 @@ types that it has, each value exactly, or `CastMismatch`.
 
     decoded             a new table             a table that has it as
     ───────────────     ──────────────────      ─────────────────────────
-    MicroTime, long  ─▶ time                    long: as it is decoded
+    Uuid, string     ─▶ uuid                    string: as it is decoded
 
 A table decides for itself: a column that holds the value as it is decoded keeps it. So a table that
 is there does not change, and a column of another type can be had by declaring it.
@@ -141,8 +141,9 @@ _TYPES: Mapping[str, NamedType] = {
     "io.debezium.time.Date": NamedType(None, _number(pa.int32())),
     "io.debezium.time.Timestamp": NamedType(None, _number(pa.int64(), 1000)),
     "io.debezium.time.MicroTimestamp": NamedType(None, _number(pa.int64())),
-    "io.debezium.time.Time": NamedType(pa.time64("us"), _cast("time", "ms")),
-    "io.debezium.time.MicroTime": NamedType(pa.time64("us"), _cast("time", "us")),
+    # Spark reads no table with a column of type time, and databases have times beyond 24 hours.
+    "io.debezium.time.Time": NamedType(None, _cast("time", "ms")),
+    "io.debezium.time.MicroTime": NamedType(None, _cast("time", "us")),
     "io.debezium.time.NanoTime": NamedType(None, _cast("time", "ns")),
     "io.debezium.time.NanoTimestamp": NamedType(
         None, _cast("timestamp", "ns") | _cast("timestamp_ns", "ns")
