@@ -491,6 +491,17 @@ def test_a_key_of_a_named_type_that_changes_leaves_no_twin(form: str, key: str):
     assert left(settled) == [(100, COLUMNS[key][1])]
 
 
+def test_the_kafka_key_of_a_record_without_a_value_is_read_as_the_table_has_it():
+    uid = {"type": "string", "connect.version": 1, "connect.name": "io.debezium.data.Uuid"}
+    schema = {"type": "record", "name": "Key", "fields": [{"name": "uid", "type": uid}]}
+    columns = pa.schema([pa.field("uid", pa.uuid()), pa.field("name", pa.large_string())])
+    out = io.BytesIO()
+    fastavro.schemaless_writer(out, schema, {"uid": str(COLUMNS["uid"][1])})
+    key = RecordFormat("avro", json.dumps(schema))
+    by = settler(JSON, plan("db.t", columns, key=("uid",)), key=key)
+    assert gone(settle(by, (out.getvalue(), None))) == [(100, COLUMNS["uid"][1])]
+
+
 # ── parts ────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -518,7 +529,7 @@ def test_a_selected_field_has_the_type_that_its_name_gives_it_unless_it_is_cast(
     after = pa.Table.from_struct_array(table.column("after").combine_chunks())
     select = parse_select(["uid as code", "cast(stamptz as string) as text", "* except (uid)"])
     rows = selected(SelectPlan(select), after.select(["stamptz", "uid"]), ENVELOPE)
-    columns = connect_types.columns(rows.schema, None, {})
+    columns = connect_types.columns(rows.schema, (), {})
     assert columns.names == ["code", "text", "stamptz"]
     assert columns.types == [pa.uuid(), pa.large_string(), pa.timestamp("us", "UTC")]
 

@@ -177,15 +177,15 @@ class ColumnRecords(TableFitter):
     ) -> None:
         plan = self._tables.get(name)
         if plan is None:
-            columns = connect_types.columns(rows.schema, None, {})
+            columns = connect_types.columns(rows.schema, (), {})
             if reason := self._refused.get(name) or self._unmakeable(name, columns):
                 self._reject(work, name, reason, len(rows), at, schema_id)
             else:
                 self._need(work, name, columns, aliases)
             return
         known = together(plan.aliases, aliases)
-        key = (name, f"{rows.schema.to_string()} {known}")
         columns = connect_types.columns(rows.schema, plan.columns, known)
+        key = (name, f"{columns.to_string()} {known}")
         if key not in self._verdicts:
             self._verdicts[key] = self._verdict(plan, columns, known)
         verdict = self._verdicts[key]

@@ -14,7 +14,7 @@ is there does not change, and a column of another type can be had by declaring i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -45,14 +45,16 @@ class NamedType:
         return self.others.get(_large(kind))
 
 
-def columns(given: pa.Schema, table: pa.Schema | None, aliases: Aliases) -> pa.Schema:
-    """The columns that records with columns `given` need in a table with columns `table`; None: it
-    is not there yet."""
+def columns(given: pa.Schema, table: Iterable[pa.Field], aliases: Aliases) -> pa.Schema:
+    """The columns that records with columns `given` need in a table with columns `table`."""
+    if not any(map(_named, given)):
+        return given
+    held = {field.name: field for field in table}
     fields = []
     for field in given:
         olds = aliases.get(field.name, ())
         names = (field.name, *((olds,) if isinstance(olds, str) else olds))
-        like = next((table.field(n) for n in names if table is not None and n in table.names), None)
+        like = next((held[name] for name in names if name in held), None)
         fields.append(_column(field, like))
     return pa.schema(fields, given.metadata)
 

@@ -118,12 +118,13 @@ def fitted(
                 hint=f"add the column to the table: {name} {rows.schema.field(name).type}",
             )
     columns = []
-    given = dict(zip(names, rows.columns, strict=True))
+    given = dict(zip(names, zip(rows.columns, rows.schema, strict=True), strict=True))
     for field in target:
         if field.name in beside:
             column = beside[field.name]
         elif field.name in given:
-            column = _as_named(given[field.name], rows.schema.field(field.name), field, subject)
+            array, decoded = given[field.name]
+            column = _as_named(array, decoded, field.type, subject)
         elif field.nullable or default_of(field) is not None:
             column = absent(len(rows), field)
         else:
@@ -159,9 +160,9 @@ def _origin(
     return origin
 
 
-def _as_named(column: Any, given: pa.Field, field: pa.Field, subject: str) -> Any:
+def _as_named(column: Any, given: pa.Field, kind: pa.DataType, subject: str) -> Any:
     try:
-        return converted(column, given, field.type)
+        return converted(column, given, kind)
     except CastMismatch as error:
         raise SchemaMismatch(f"cannot write {subject}: {error}") from None
 
