@@ -20,15 +20,16 @@ import pytest
 
 from frazil.arrow.avro import WriterSchema
 from frazil.config.column_types import column_type
-from frazil.config.sections import RouteConfig
+from frazil.config.sections import RouteConfig, TableConfig
 from frazil.config.select import parse_select
 from frazil.formats.connect_schema import named, variable_scale
 from frazil.formats.declared_columns import arrow_type, declared_columns, marked
 from frazil.formats.decoder import RecordFormat
+from frazil.iceberg.schema import iceberg_schema
 from frazil.pipeline import connect_types
 from frazil.pipeline.chunk_result import ChunkResult
 from frazil.pipeline.selection import RecordEnvelope, SelectPlan, selected
-from tests.unit.test_deletes import gone, left, plan, settle, settler
+from tests.unit.test_deletes import METADATA, gone, left, plan, settle, settler
 
 FILES = Path(__file__).parents[1] / "fixtures" / "debezium"
 SCHEMA = (FILES / "kinds.schema.json").read_text().strip()
@@ -287,18 +288,42 @@ def test_a_table_that_is_there_keeps_its_columns_and_what_fits_them(form: str):
     assert {empty[name] for name in old if name != "id"} == {None}
 
 
-def test_a_table_whose_column_has_another_name_by_now_keeps_its_type():
-    columns = pa.schema(
-        [
-            pa.field("id", pa.int64()),
-            *(f for f in needed("avro") if f.name not in ("id", "time6")),
-            pa.field("clock", pa.int64()),
-        ]
-    )
-    table = replace(plan("db.t", columns), aliases={"time6": ("clock",)})
+def test_a_column_that_is_to_be_renamed_keeps_its_type():
+    new = [c for c in needed("avro") if c.name != "stamptz"]
+    columns = pa.schema([*new, pa.field("moment", pa.large_string())])
+    table = replace(plan("db.t", columns), aliases={"stamptz": ("moment",)})
     settled = settle(settler(AVRO, table, routes=ROUTES), *values(["read"], "avro"))
     assert settled.rejections == {}
-    assert settled.needs["db.t"].field("time6").type == pa.int64()
+    assert settled.needs["db.t"].field("stamptz").type == pa.large_string()
+
+
+#: Columns of format version 3, and the nanoseconds in them.
+FINE = {
+    "stamp9": (pa.timestamp("ns"), 9223286400000000001),
+    "stamptz": (pa.timestamp("ns", "UTC"), -2209008600 * 10**9),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_columns_of_nanoseconds_take_every_digit(form: str):
+    new = {c.name: c for c in needed(form)}
+    fine = {name: pa.field(name, kind) for name, (kind, _) in FINE.items()}
+    columns = pa.schema([*(new | fine).values()])
+    table = plan("db.t", pa.schema([*new.values()]))
+    shape = replace(
+        table.shape,
+        schema=iceberg_schema(
+            columns, METADATA, TableConfig("db.t", mode="upsert", key=("id",), format_version=3)
+        ),
+    )
+    table = replace(table, shape=shape, format_version=3)
+    by = settler(format_of(form), table, routes=ROUTES)
+    settled = settle(by, *values(["create", "beyond stamptz 2021-01-01T00:00:00.1234567Z"], form))
+    assert settled.rejections == {}
+    made = pa.concat_tables([table for _, table in settled.rows])
+    for name, (_, nanos) in FINE.items():
+        assert made.column(name).cast(pa.int64())[0].as_py() == nanos
+    assert made.column("stamptz").cast(pa.int64())[1].as_py() == 1609459200123456700
 
 
 #: Types that a table may have, of what would be a number or text in a new one.
@@ -341,6 +366,7 @@ DECLARED = {
     "connect_stamp": "timestamptz(ms)",
     "bits": "binary",
     "uid": "uuid",
+    "numeric_any": "struct<scale: int, value: binary>",
     "shape": "struct<wkb: binary, srid: int>",
     "days": "list<date(d)>",
     "hstore": "map<string, string>",
@@ -362,6 +388,7 @@ def test_declared_types_read_what_debezium_sends_with_a_schema_beside_it_and_wit
     wanted = {n: COLUMNS[n][1] for n in DECLARED if n in COLUMNS} | {
         **{n: value for n, (_, value) in OTHER.items() if n in DECLARED},
         "connect_time": OTHER["time3"][1],
+        "numeric_any": {"scale": 4, "value": b"\x12\xd6D"},
         "days": [dt.date(1970, 1, 1), None, dt.date(1969, 12, 31)],
     }
     assert {name: row[name] for name in DECLARED} == wanted
@@ -456,6 +483,14 @@ def test_keys_of_named_types_are_deleted_as_what_the_table_has(form: str, key: s
     assert settled.rejections == {}
     assert gone(settled) == [(100, COLUMNS[key][1])]
     assert settled.gone[0][1].schema.field(key).type == columns.field(key).type
+
+
+def test_a_schema_may_say_the_types_of_before_alone():
+    schema = json.loads(SCHEMA)
+    schema["fields"] = [field for field in schema["fields"] if field["field"] != "after"]
+    value = f'{{"schema":{json.dumps(schema)},"payload":{KINDS["delete"]["json"]}}}'.encode()
+    by = settler(JSON, plan("db.t", needed("schema"), key=("born",)), routes=ROUTES)
+    assert gone(settle(by, (None, value))) == [(100, COLUMNS["born"][1])]
 
 
 def moved(key: str, form: str, before: str, after: str) -> bytes:

@@ -54,8 +54,6 @@ RAW = b"frazil.raw"
 def _node(words: Longs, field: pa.Field) -> ColumnNode:
     kinds = (kind for is_kind, kind in _KINDS if is_kind(field.type))
     kind = native.RAW if RAW in (field.metadata or {}) else next(kinds, native.OTHER)
-    if kind in (native.DATE, native.TIME) and EPOCH in (field.metadata or {}):
-        kind = native.OTHER  # numbers are read one by one
     words[FLAGS // 8] = 0 if field.nullable else REQUIRED
     _set_scale(words, field, kind)
     stored = None if kind in (native.NOTHING, native.OTHER) else stored_as(field.type)
