@@ -569,6 +569,44 @@ def test_a_selected_field_has_the_type_that_its_name_gives_it_unless_it_is_cast(
     assert columns.types == [pa.uuid(), pa.large_string(), pa.timestamp("us", "UTC")]
 
 
+def nested_schema(depth: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "int32"}
+    for _ in range(depth):
+        schema = {"type": "array", "items": schema}
+    return schema
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        {"field": "bad", **nested_schema(200)},
+        {"field": "bad", "type": "struct", "fields": [{"field": "\ud800", "type": "int32"}]},
+        {"field": "bad", "type": "struct", "fields": [{"type": "int32"}]},
+        {"field": "bad", "type": "struct", "fields": []},
+        {"field": "bad", "type": "map", "keys": {"type": "int32"}, "values": {"type": "int32"}},
+        {"field": "bad", "type": {"x": []}},
+        {"field": "\ud800", "type": "int32"},
+        {"field": 5, "type": "int32"},
+        {"field": "absent", "type": "int32"},
+    ],
+)
+def test_a_schema_says_nothing_of_columns_that_no_table_can_have_or_no_record_has(column: Any):
+    after = {"field": "after", "fields": [{"field": "id", "type": "int32"}, column]}
+    text = json.dumps({"schema": {"fields": [after]}, "payload": {"op": "c", "after": {"id": 1}}})
+    by = settler(JSON, routes=ROUTES, upserts=("db.t",), modes={})
+    columns = pa.schema(list(settle(by, (None, text.encode())).needs["db.t"]))
+    assert columns.names == ["id", "_op"]
+    assert list(named(json.dumps({"fields": [after]}), "after")) in (["id"], ["id", "absent"])
+
+
+def test_arrays_are_as_deep_as_records_may_be():
+    for depth in (46, 47):
+        schema = {
+            "fields": [{"field": "after", "fields": [{"field": "a", **nested_schema(depth)}]}]
+        }
+        assert list(named(json.dumps(schema), "after")) == ["a"][: 47 - depth]
+
+
 def test_a_schema_that_is_deep_or_broken_says_nothing():
     assert named("", "after") == {}
     assert named('{"fields":' * 100_000, "after") == {}

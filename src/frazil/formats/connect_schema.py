@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
+from frazil.arrow.avro_types import MAX_DEPTH
 from frazil.formats.json_inference import Kind, SeenValues
 
 _EPOCH = datetime(1970, 1, 1)
@@ -55,7 +56,7 @@ def named(schema: str, side: str) -> Named:
     except (ValueError, RecursionError):
         return {}
     row = next((field for field in fields if field.get("field") == side), {})
-    columns = {str(field.get("field")): _column(field) for field in _fields(row)}
+    columns = {field["field"]: _column(field) for field in _fields(row) if _is_named(field)}
     return {name: column for name, column in columns.items() if column is not None}
 
 
@@ -64,6 +65,12 @@ def _fields(schema: Any) -> list[dict[str, Any]]:
     return (
         [field for field in fields if isinstance(field, dict)] if isinstance(fields, list) else []
     )
+
+
+def _is_named(field: dict[str, Any]) -> bool:
+    """JSON can escape half of a surrogate pair, which is not valid text."""
+    name = field.get("field")
+    return isinstance(name, str) and not any("\ud800" <= char <= "\udfff" for char in name)
 
 
 def rewritten(row: Members, columns: Named, table: Mapping[str, pa.Field]) -> Members:
@@ -105,22 +112,25 @@ def _column(schema: Mapping[str, Any]) -> NamedColumn | None:
     return None if plain is None else NamedColumn(plain)
 
 
-def _kind(schema: Any) -> Kind:
-    """The kind of a value that is not rewritten; None: records decide."""
-    if not isinstance(schema, dict):
+def _kind(schema: Any, depth: int = 2) -> Kind:
+    """The kind of a value that is not rewritten; None: records decide. `depth`: of its level in the
+    record, whose row is the first."""
+    if not isinstance(schema, dict) or depth > MAX_DEPTH:
         return None
     word = schema.get("type")
     if word == "array":
-        inside = _kind(schema.get("items"))
+        inside = _kind(schema.get("items"), depth + 1)
         return None if inside is None else [inside]
     if word == "map":
         keys = schema.get("keys")
-        inside = _kind(schema.get("values"))
+        inside = _kind(schema.get("values"), depth + 1)
         text = isinstance(keys, dict) and keys.get("type") == "string"
         return SeenValues(inside) if text and inside is not None else None
     if word == "struct":
-        fields = {str(field.get("field")): _kind(field) for field in _fields(schema)}
-        return fields if fields and None not in fields.values() else None
+        fields = _fields(schema)
+        kinds = {str(field.get("field")): _kind(field, depth + 1) for field in fields}
+        whole = all(map(_is_named, fields)) and None not in kinds.values()
+        return kinds if kinds and whole else None
     return _WORDS.get(str(word))
 
 

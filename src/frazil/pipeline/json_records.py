@@ -18,6 +18,7 @@ import pyarrow as pa
 from frazil.arrow import default_values
 from frazil.arrow.byte_slices import ByteSlices
 from frazil.formats import debezium, json_inference
+from frazil.formats.connect_schema import Named
 from frazil.formats.decode_result import DecodedChunk, UndecodableRecord
 from frazil.formats.decoder import Decoder, RecordFormat
 from frazil.formats.json_columns import UnexpectedJson, wanted
@@ -111,7 +112,7 @@ class JsonRecords(TableFitter):
         if not named:
             return row
         row = debezium.written(row, named, self._fields(name))
-        work.named[row] = {column: named[column].kind for column in named}
+        work.named[row] = named
         return row
 
     def _fields(self, name: str) -> Mapping[str, pa.Field]:
@@ -343,7 +344,7 @@ class JsonRecords(TableFitter):
             try:
                 text = _under(value, newer) if newer else source.learned(value)
                 known = {*base.names, *renames}
-                named = source.names(work.named.get(value, {}))
+                named = source.names(_kinds(value, work.named.get(value, {})))
                 typed = {n: k for n, k in named.items() if n not in known}
                 # A column with a declared type is judged as if the table had it.
                 whole = pa.schema(
@@ -458,6 +459,12 @@ def _ordered_json(key: bytes, row: bytes, path: str) -> bytes:
     except (ValueError, KeyError, RecursionError, debezium.NotARow):
         return key
     return b"%s,%s:%s}" % (key.rstrip()[:-1], json.dumps(path).encode(), raw.encode())
+
+
+def _kinds(row: bytes, named: Named) -> dict[str, Any]:
+    """The kinds of the row's columns whose type the schema beside it says."""
+    fields = debezium.members(row.decode()) if named else ()
+    return {name: named[name].kind for name in fields if name in named}
 
 
 def _in_order(value: bytes, kind: dict[str, Any]) -> dict[str, Any]:
