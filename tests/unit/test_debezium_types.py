@@ -19,6 +19,7 @@ import pyarrow as pa
 import pytest
 
 from frazil.arrow.avro import WriterSchema
+from frazil.arrow.avro_types import CONNECT
 from frazil.config.column_types import column_type
 from frazil.config.sections import RouteConfig, TableConfig
 from frazil.config.select import parse_select
@@ -29,6 +30,7 @@ from frazil.iceberg.schema import iceberg_schema
 from frazil.pipeline import connect_types
 from frazil.pipeline.chunk_result import ChunkResult
 from frazil.pipeline.selection import RecordEnvelope, SelectPlan, selected
+from frazil.pipeline.strict_cast import CastMismatch
 from tests.unit.test_deletes import METADATA, gone, left, plan, settle, settler
 
 FILES = Path(__file__).parents[1] / "fixtures" / "debezium"
@@ -557,6 +559,27 @@ def test_a_decimal_of_any_scale_is_text_with_all_its_digits():
 def test_a_scale_without_measure_is_no_text_of_gigabytes(scale: int):
     with pytest.raises(ValueError, match="at most 200000 digits"):
         variable_scale(b"\x01", scale)
+
+
+def uuids(*texts: str | None) -> list[Any]:
+    field = pa.field("uid", pa.large_string(), metadata={CONNECT: b"io.debezium.data.Uuid"})
+    array = pa.array(["x", *texts, "x"], pa.large_string()).slice(1, len(texts))
+    made = connect_types.converted(array, field, pa.uuid())
+    made.validate(full=True)
+    assert made.type == pa.uuid()
+    return list(made.to_pylist())
+
+
+def test_uuids_are_read_together_and_by_the_rules_of_a_cast():
+    one, other = str(uuid.UUID(int=2**127 + 5)), str(uuid.UUID(int=255)).upper()
+    expected = [uuid.UUID(one), None, uuid.UUID(other)]
+    assert uuids(one, None, other) == expected
+    assert uuids(f"{{{one}}}", None, other) == expected, "not in the usual form"
+    assert uuids(None) == [None]
+    assert uuids() == []
+    for wrong in ("", "x", one[:-1], one[:-1] + "g", one[:-1] + "é", one + "0"):
+        with pytest.raises(CastMismatch, match="column 'uid' is io"):
+            uuids(one, wrong)
 
 
 def test_a_selected_field_has_the_type_that_its_name_gives_it_unless_it_is_cast():

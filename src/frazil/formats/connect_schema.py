@@ -95,8 +95,15 @@ def variable_scale(unscaled: bytes, scale: int) -> str:
     """The digits of Debezium's VariableScaleDecimal, all of them."""
     if len(unscaled) * 3 + abs(scale) > _LONGEST:
         raise ValueError(f"expected a decimal of at most {_LONGEST} digits, found more")
-    sign, digits, _ = Decimal(int.from_bytes(unscaled, "big", signed=True)).as_tuple()
-    return format(Decimal((sign, digits, -scale)), "f")
+    number = int.from_bytes(unscaled, "big", signed=True)
+    # Python refuses to write whole numbers of more than 4,300 digits.
+    digits = str(abs(number)) if len(unscaled) < 1000 else format(Decimal(abs(number)), "f")
+    if scale > 0:
+        digits = digits.rjust(scale + 1, "0")
+        digits = f"{digits[:-scale]}.{digits[-scale:]}"
+    elif number:
+        digits += "0" * -scale
+    return f"-{digits}" if number < 0 else digits
 
 
 # ── the types of a schema ────────────────────────────────────────────────────────────────────────

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -110,6 +111,27 @@ def _instant(array: pa.Array, kind: pa.DataType) -> pa.Array:
         )
 
 
+#: Byte of a hexadecimal digit → its value; of any other character: 255.
+_NIBBLES = np.full(256, 255, np.uint8)
+_NIBBLES[list(b"0123456789abcdef")] = _NIBBLES[list(b"0123456789ABCDEF")] = range(16)
+
+
+def _uuids(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    """All together if they are in the usual form, otherwise by the rules of a cast."""
+    plain = pc.replace_substring(array, "-", "").fill_null("0" * 32)
+    if pc.all(pc.equal(pc.binary_length(plain), 32), min_count=0).as_py():
+        _, offsets, data = plain.buffers()
+        start = int(np.frombuffer(offsets, np.int64)[plain.offset]) if len(plain) else 0
+        texts = np.frombuffer(data or b"", np.uint8)[start : start + 32 * len(plain)]
+        nibbles = _NIBBLES[texts]
+        if not (nibbles == 255).any():
+            stored = pa.py_buffer((nibbles[::2] << 4 | nibbles[1::2]).tobytes())
+            made = pa.Array.from_buffers(kind.storage_type, len(plain), [None, stored])
+            made = pc.if_else(array.is_valid(), made, pa.scalar(None, made.type))
+            return pa.ExtensionArray.from_storage(kind, made)
+    return strict_cast(array, ColumnType("uuid"))
+
+
 def _number(stored: pa.DataType, divisor: int = 1) -> dict[pa.DataType, Convert]:
     """Back to the number that was sent."""
 
@@ -154,6 +176,6 @@ _TYPES: Mapping[str, NamedType] = {
         pa.timestamp("us", "UTC"),
         {pa.timestamp("us", "UTC"): _instant, pa.timestamp("ns", "UTC"): _instant},
     ),
-    "io.debezium.data.Uuid": NamedType(pa.uuid(), _cast("uuid")),
+    "io.debezium.data.Uuid": NamedType(pa.uuid(), {pa.uuid(): _uuids}),
     "io.debezium.data.VariableScaleDecimal": _VARIABLE_SCALE,
 }
