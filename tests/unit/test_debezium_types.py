@@ -29,7 +29,7 @@ from frazil.formats.decoder import RecordFormat
 from frazil.iceberg.schema import iceberg_schema
 from frazil.pipeline import connect_types
 from frazil.pipeline.chunk_result import ChunkResult
-from frazil.pipeline.selection import RecordEnvelope, SelectPlan, selected
+from frazil.pipeline.selection import RecordEnvelope, SelectPlan, Unselectable, selected
 from frazil.pipeline.strict_cast import CastMismatch
 from tests.unit.test_deletes import METADATA, gone, left, plan, settle, settler
 
@@ -559,6 +559,16 @@ def test_a_decimal_of_any_scale_is_text_with_all_its_digits():
 def test_a_scale_without_measure_is_no_text_of_gigabytes(scale: int):
     with pytest.raises(ValueError, match="at most 200000 digits"):
         variable_scale(b"\x01", scale)
+
+
+def test_a_select_casts_numbers_to_times_and_dates():
+    rows = pa.table({"t": [45296123456, None], "d": [18628, None]})
+    select = parse_select(["cast(t as time(us)) as t", "cast(d as date(d)) as d"])
+    made = selected(SelectPlan(select), rows, RecordEnvelope(2))
+    assert made.to_pylist() == [{"t": CLOCK, "d": dt.date(2021, 1, 1)}, {"t": None, "d": None}]
+    for item, number in (("cast(t as time(us)) as t", -1), ("cast(t as date(d)) as t", 2**31)):
+        with pytest.raises(Unselectable, match="cannot select t"):
+            selected(SelectPlan(parse_select([item])), pa.table({"t": [number]}), ENVELOPE)
 
 
 def uuids(*texts: str | None) -> list[Any]:

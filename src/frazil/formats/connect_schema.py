@@ -75,18 +75,22 @@ def _is_named(field: dict[str, Any]) -> bool:
 
 def rewritten(row: Members, columns: Named, table: Mapping[str, pa.Field]) -> Members:
     """The members of a row, as columns of the table can read them."""
-    return {
-        name: (value, _text(columns[name], text, table.get(name)) if name in columns else text)
-        for name, (value, text) in row.items()
-    }
+    changed = {}
+    for name, column in columns.items():
+        if column.write is not None and row.get(name, (None,))[0] is not None:
+            value, text = row[name]
+            changed[name] = value, _text(column, column.write, text, table.get(name))
+    return row | changed
 
 
-def _text(column: NamedColumn, text: str, like: pa.Field | None) -> str:
+def _text(
+    column: NamedColumn, write: Callable[[str], str], text: str, like: pa.Field | None
+) -> str:
     kind = None if like is None or pa.types.is_null(like.type) else like.type
-    if column.write is None or text == "null" or not column.fits(kind):
+    if not column.fits(kind):
         return text
     try:
-        return column.write(text)
+        return write(text)
     except (ValueError, ArithmeticError, TypeError, KeyError):  # also raised for base64 and dates
         return text
 
