@@ -283,3 +283,38 @@ def duckdb_row(at: int) -> tuple[Any, ...]:
         value = both[at - 1]
         row.append(dict(value) if value is not None and kind.startswith("map") else value)
     return tuple(row)
+
+
+def test_heartbeats_and_transactions_are_left_out_by_their_topics(
+    broker: Broker, spark: Any, lake: Lake, name: str, make_config: Make
+):
+    beside = {
+        "heartbeat": f"__debezium-heartbeat.{name}",
+        "begin": f"{name}.transaction",
+        "end": f"{name}.transaction",
+    }
+    topics = sorted({name, *beside.values()})
+    for topic in topics:
+        create_topic(broker.bootstrap, topic, 1)
+    config = make_config(
+        sink={"topics": topics},
+        decode={"format": "json"},
+        table={"mode": "upsert", "key": ["id"]},
+        route=[
+            {"pattern": rf"{name}\.transaction|__debezium-heartbeat\..*", "skip": True},
+            {"topics": [name], "to": [f"db.{name}"], "envelope": "debezium"},
+        ],
+        dead_letters={"table": f"db.{name}_dead", "max_fraction": 1},
+    )
+    lines = {line["name"]: line["json"].encode() for line in OTHERS}
+    for kind, topic in beside.items():
+        produce(broker.bootstrap, topic, [lines[kind]])
+    changes = [value for _, value in values(["read", "update"], "plain")]
+    # The last one is in a topic where no rule skips it.
+    produce(broker.bootstrap, name, [*changes, lines["message"], lines["heartbeat"]])
+    catch_up(config, spark)
+    assert lake.query(f"db.{name}", "id", "ORDER BY id") == [(1,), (2,)]
+    [(kind, reason)] = lake.query(f"db.{name}_dead", "kind, message")
+    assert (kind, "it is a heartbeat" in reason) == ("envelope", True)
+    assert fates(lake, name) == (2, 1, 4)
+    all_proven(config, spark, f"db.{name}", f"db.{name}_dead")
