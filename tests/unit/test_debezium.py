@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from frazil.errors import SchemaMismatch
-from frazil.formats.debezium import aliases, columns, unwrap, unwrap_json
+from frazil.formats.debezium import aliases, columns, messages, unwrap, unwrap_json
 from frazil.formats.decoder import Decoder, RecordFormat
 
 ROW = pa.struct([pa.field("id", pa.int64(), nullable=False), pa.field("name", pa.large_string())])
@@ -86,7 +86,6 @@ def test_what_is_no_change_of_a_row_is_rejected_by_itself():
     changes = [
         change("c", None, row(1)),
         change("t"),
-        change("m"),
         change("c"),
         change("d"),
         change("u", row(2)),
@@ -97,12 +96,22 @@ def test_what_is_no_change_of_a_row_is_rejected_by_itself():
     rows, index, rejected = unwrap(given(*changes))
     assert rows.column("id").to_pylist() == [1, 9]
     assert index is not None
-    assert index.tolist() == [0, 8]
-    assert [rejection.index for rejection in rejected] == [1, 2, 3, 4, 5, 6, 7]
+    assert index.tolist() == [0, 7]
+    assert [rejection.index for rejection in rejected] == [1, 2, 3, 4, 5, 6]
     assert {rejection.kind for rejection in rejected} == {"envelope"}
-    assert rejected[0].reason == ("cannot make a row of a change: the table was truncated (op t)")
-    assert rejected[4].reason == "cannot make a row of a change: op is 'u' and after is null"
-    assert rejected[5].reason == "cannot make a row of a change: op is 'd' and before is null"
+    assert rejected[0].reason.startswith(
+        "cannot make a row of a change: the table was truncated (op t), and rows that were written"
+    )
+    assert rejected[3].reason == "cannot make a row of a change: op is 'u' and after is null"
+    assert rejected[4].reason == "cannot make a row of a change: op is 'd' and before is null"
+
+
+def test_messages_are_told_from_changes():
+    changes = [change("c", None, row(1)), change("m"), change(None), change("t")]
+    schema = ENVELOPE.set(3, pa.field("op", pa.string()))
+    assert messages(given(*changes, schema=schema)).tolist() == [False, True, False, False]
+    assert not messages(pa.table({"id": [1]})).any()
+    assert not messages(pa.table({"op": [1]})).any()
 
 
 def test_a_change_without_op_is_rejected():
@@ -231,7 +240,7 @@ def test_tombstones_are_neither_rows_nor_rejected():
         [None] * 3,
         [],
         set(),
-        {},
+        [{}] * 3,
     )
 
 
@@ -251,10 +260,10 @@ def test_json_chooses_the_side_as_avro_does():
     ]
     out, rejected, *_ = unwrap_json(encoded(*changes))
     assert [value and json.loads(value)["id"] for value in out] == [1, 2, 3, 4, *[None] * 7]
-    assert [rejection.index for rejection in rejected] == list(range(4, 11))
+    assert [rejection.index for rejection in rejected] == [4, *range(6, 11)], "a message is skipped"
     assert {rejection.kind for rejection in rejected} == {"envelope"}
-    _, _, of_avro = unwrap(given(*changes[:9]))
-    assert [rejection.reason for rejection in rejected[:5]] == [
+    _, _, of_avro = unwrap(given(*changes[:5], *changes[6:9]))
+    assert [rejection.reason for rejection in rejected[:4]] == [
         rejection.reason for rejection in of_avro
     ]
 

@@ -50,6 +50,12 @@ FITS: list[tuple[str, bytes, Any]] = [
     ("timestamptz(ms)", b"1772366400000", NOON),
     ("timestamptz(s)", b"1772366400.000001", NOON + dt.timedelta(microseconds=1)),
     ("timestamp(us)", b"1772366400000000", NOON.replace(tzinfo=None)),
+    ("date(d)", b"20513", NOON.date()),
+    ("date(d)", b'"2026-03-01"', NOON.date()),
+    ("time(ms)", b"43200000", NOON.time()),
+    ("time(s)", b"43200.000001", NOON.time().replace(microsecond=1)),
+    ("time(ns)", b"43200000001000", NOON.time().replace(microsecond=1)),
+    ("time(us)", b'"12:00"', NOON.time()),
     ("timestamptz(ns)", b"1772366400000000000", NOON),
     ("timestamptz(ms)", b'"2026-03-01T12:00:00Z"', NOON),
     (
@@ -83,6 +89,15 @@ UNFIT: list[tuple[str, bytes]] = [
     ("timestamptz(ns)", b"1772366400000000001"),
     ("timestamptz(ms)", b"1e300"),
     ("timestamptz(ms)", b"true"),
+    ("date(d)", b"2147483648"),
+    ("date(d)", b"1.5"),
+    ("date(d)", b"true"),
+    ("date", b"18628"),
+    ("time(ms)", b"86400000"),
+    ("time(ms)", b"-1"),
+    ("time(ns)", b"1"),
+    ("time(us)", b'"24:00"'),
+    ("time", b"1"),
     ("uuid", b'"x"'),
     ("binary", b'"not base64"'),
     ("fixed(3)", b'"AP8="'),
@@ -110,6 +125,7 @@ def test_a_value_of_another_type_is_rejected_alone_with_its_field(kind: str, tex
 
 NO_TYPES = ["money", "decimal(39,0)", "decimal(2,3)", "list", "list<", "map<int, int>", "fixed(0)"]
 NO_TYPES += ["struct<a: int, a: int>", "timestamp(m)", "int int", "", "list<" * 40 + "int"]
+NO_TYPES += ["date(ms)", "date(s)", "time(d)", "time()"]
 
 
 @pytest.mark.parametrize("text", NO_TYPES)

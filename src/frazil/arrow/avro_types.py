@@ -29,6 +29,8 @@ MAX_DEPTH = 48
 MAX_TYPES = 10_000  # after references to named types are expanded
 #: A fixed of more bytes takes no space where it is null.
 LARGE_FIXED = 256
+#: Metadata of a column: the name that Kafka Connect gives its type (see `pipeline.connect_types`).
+CONNECT = b"frazil.connect"
 
 Read = Callable[["Datum"], Any]
 
@@ -97,9 +99,12 @@ class AvroType:
     inside: Sequence[AvroType] = ()
     symbols: Sequence[str] = ()
     nullable: bool = False
+    #: Kafka Connect's name of the type, if it is one of `_DEBEZIUM`
+    connect: str = ""
 
     def field(self, name: str) -> pa.Field:
-        return pa.field(name, self.arrow, self.nullable)
+        metadata = {CONNECT: self.connect.encode()} if self.connect else None
+        return pa.field(name, self.arrow, self.nullable, metadata)
 
 
 class ColumnBuilder:
@@ -138,7 +143,7 @@ class ColumnBuilder:
                     f"record {schema.get('name')} has no fields; "
                     "Parquet has no struct without fields"
                 )
-            return record_type(fields)
+            return replace(record_type(fields), connect=_connect("record", schema))
         if kind == "array":
             return _array(self.inside("element", _part(schema, "items"), space, depth))
         if kind == "map":
@@ -308,22 +313,35 @@ _PRIMITIVES: Mapping[str, AvroType] = {
     "string": AvroType(pa.large_string(), _read_string, native.TEXT),
     "bytes": AvroType(pa.large_binary(), _read_bytes, native.BYTES),
 }
-#: Debezium's named types → Avro logical types. Types with values that a column cannot hold keep
-#: their underlying type: a time of day may be 24:00 or 838 hours, a timestamp with zone may be
-#: `infinity`, and nanoseconds need Iceberg format version 3.
+#: Debezium's named types → Avro logical types. The others keep their underlying type; what becomes
+#: of them is decided with the table, since not every value fits the type that the name suggests.
 _DEBEZIUM: Mapping[tuple[str, str], str] = {
     ("int", "io.debezium.time.Date"): "date",
     ("long", "io.debezium.time.Timestamp"): "local-timestamp-millis",
     ("long", "io.debezium.time.MicroTimestamp"): "local-timestamp-micros",
+    ("int", "io.debezium.time.Time"): "",
+    ("long", "io.debezium.time.MicroTime"): "",
+    ("long", "io.debezium.time.NanoTime"): "",
+    ("long", "io.debezium.time.NanoTimestamp"): "",
+    ("string", "io.debezium.time.ZonedTimestamp"): "",
+    ("string", "io.debezium.data.Uuid"): "",
+    ("record", "io.debezium.data.VariableScaleDecimal"): "",
 }
+
+
+def _connect(kind: str, schema: dict[str, Any]) -> str:
+    name = str(schema.get("connect.name"))
+    return name if (kind, name) in _DEBEZIUM else ""
 
 
 def _primitive(kind: str, schema: dict[str, Any]) -> AvroType:
     # The Avro specification ignores a logical type that is unknown or on the wrong type.
-    logical = schema.get("logicalType") or _DEBEZIUM.get((kind, str(schema.get("connect.name"))))
+    connect = _connect(kind, schema)
+    logical = schema.get("logicalType") or _DEBEZIUM.get((kind, connect))
     if kind == "bytes" and logical == "decimal":
         return _decimal(schema, _read_bytes, 0) or _PRIMITIVES[kind]
-    return _NUMBERS.get((kind, str(logical))) or _PRIMITIVES[kind]
+    plain = _NUMBERS.get((kind, str(logical))) or _PRIMITIVES[kind]
+    return replace(plain, connect=connect) if connect else plain
 
 
 def _decimal(schema: dict[str, Any], read: Read, size: int) -> AvroType | None:

@@ -13,8 +13,11 @@ from dataclasses import dataclass
 
 from frazil.config.messages import nearest
 
-#: Units of numbers that count from 1970, as `timestamptz(ms)`: unit → digits of a second.
+#: Units of numbers that count from 1970, as `timestamptz(ms)`, or from midnight, as `time(ms)`:
+#: unit → digits of a second.
 EPOCH_UNITS = {"s": 0, "ms": 3, "us": 6, "ns": 9}
+#: The unit of numbers that are dates: days from 1970, `date(d)`.
+DAYS = "d"
 _SYNONYMS = {
     "bool": "boolean",
     "integer": "int",
@@ -70,7 +73,7 @@ class ColumnType:
     name: str
     #: precision and scale of a decimal, length of fixed
     numbers: tuple[int, ...] = ()
-    #: unit of a timestamp that is a number: s, ms, us, ns
+    #: unit of a timestamp or a time that is a number: s, ms, us, ns; of a date: d
     epoch: str = ""
     #: fields of a struct; of a list `element`, of a map `key` and `value`
     inside: tuple[tuple[str, ColumnType], ...] = ()
@@ -253,11 +256,12 @@ def _numbers(scanner: Scanner, count: int) -> tuple[int, ...]:
 
 def _epoch(scanner: Scanner, word: str) -> str:
     """The unit in `timestamptz(ms)`; empty if there is none."""
-    if not word.startswith("timestamp") or not scanner.accept("("):
+    units = (DAYS,) if word == "date" else tuple(EPOCH_UNITS)
+    if not word.startswith(("timestamp", "time", "date")) or not scanner.accept("("):
         return ""
     unit = scanner.peek()
-    if unit.text not in EPOCH_UNITS:
-        raise scanner.fault(f"expected one of {', '.join(EPOCH_UNITS)}")
+    if unit.text not in units:
+        raise scanner.fault(f"expected one of {', '.join(units)}")
     scanner.take()
     scanner.expect(")")
     return unit.text

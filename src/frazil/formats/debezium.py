@@ -4,8 +4,8 @@ A change carries the operation (`op`), the row before and after it, and its posi
 database. Each change becomes one row, deletes too: an append-only table keeps them all, an upsert
 table uses the key of the deleted row (and a row's former key after a key change, `left`). The
 columns are those of `after`, or of `before` for a delete, plus `_op`, `_source` and `_ts_ms` from
-the envelope. An event that is not a row change (a truncate, a message) or that lacks the row is
-rejected with kind `envelope`; tombstones are left to the caller.
+the envelope. A truncate, a change without its row, and what is no change are rejected with kind
+`envelope`; a message, which has nothing to do with rows, and a tombstone are skipped by the caller.
 
 Avro comes in decoded, so its envelopes are columns. JSON comes in before it is decoded, since the
 table determines its columns, and goes out as JSON with every digit unchanged.
@@ -14,7 +14,7 @@ table determines its columns, and goes out as JSON with every digit unchanged.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 
 from frazil.arrow.cast import absent, project
 from frazil.errors import SchemaMismatch
-from frazil.formats.connect_schema import Members, named, rewritten
+from frazil.formats.connect_schema import Members, Named, named, rewritten
 from frazil.formats.decode_result import UndecodableRecord
 from frazil.kafka.record_batch import Longs
 
@@ -34,7 +34,16 @@ _A_DOCUMENT = (
     "{} is text; expected an object. MongoDB's connector sends documents as text: let its "
     "transformation ExtractNewDocumentState make rows of them, and leave the envelope out"
 )
-_NO_ROW = {"t": "the table was truncated", "m": "it is a message, not a change of a row"}
+_TRUNCATED = (
+    "cannot make a row of a change: the table was truncated (op t), and rows that were written "
+    "before are still there. Delete them; a [[route]] on the field op can skip such records"
+)
+#: What Debezium sends beside changes, each to a topic of its own, with the fields that it has.
+_BESIDE = {
+    "transaction metadata": {"status", "id", "event_count", "data_collections"},
+    "a schema change": {"databaseName", "ddl", "tableChanges"},
+    "a notification": {"id", "type", "aggregate_type", "additional_data"},
+}
 
 
 def columns(schema: pa.Schema) -> pa.Schema:
@@ -46,8 +55,7 @@ def columns(schema: pa.Schema) -> pa.Schema:
         raise SchemaMismatch(f"cannot unwrap a change: {_A_DOCUMENT.format(texts[-1])}")
     if op is None or not any(sides) or not _is_text(op.type):
         raise SchemaMismatch(
-            "cannot unwrap a change: expected op, before and after, found "
-            + ", ".join(schema.names),
+            _no_change(schema.names),
             hint='leave envelope = "debezium" out of the [[route]] if its records are plain rows',
         )
     after, before = sides
@@ -75,7 +83,7 @@ def unwrap(rows: pa.Table) -> tuple[pa.Table, Longs | None, list[UndecodableReco
     none = np.zeros(count, bool)
     deleted = _is(op, ["d"])
     good = np.where(deleted, present.get("before", none), present.get("after", none))
-    good &= ~_is(op, list(_NO_ROW)) & op.is_valid().to_numpy(False)
+    good &= ~_is(op, ["t"]) & op.is_valid().to_numpy(False)
     rejected = [
         UndecodableRecord(i, "envelope", _why_not(op[i].as_py()))
         for i in np.flatnonzero(~good).tolist()
@@ -93,23 +101,36 @@ def unwrap(rows: pa.Table) -> tuple[pa.Table, Longs | None, list[UndecodableReco
     return pa.table([arrays[name] for name in target.names], schema=target), index, rejected
 
 
-def left(rows: pa.Table, key: Sequence[str]) -> tuple[pa.Table, Longs]:
+def messages(rows: pa.Table) -> Any:
+    """A mask of the messages of the source's log (op m), which are no changes of rows."""
+    if "op" not in rows.schema.names or not _is_text(rows.schema.field("op").type):
+        return np.zeros(len(rows), bool)
+    return _is(_whole(rows, "op"), ["m"])
+
+
+def left(
+    rows: pa.Table, key: Sequence[str], read: Callable[[pa.Array, pa.Field], pa.Array]
+) -> tuple[pa.Table, Longs]:
     """Former keys of rows whose key these changes replaced, and the positions of those changes.
 
-    A change replaces the key if it has a `before` whose key differs from that of `after`.
+    A change replaces the key if it has a `before` whose key differs from that of `after`. `read`
+    gives the values of a field in the type in which the table compares keys.
     """
     after, before = (_children(rows, side) for side in ("after", "before"))
     moved = np.zeros(len(rows), bool)
+    fields = _fields(rows.schema, "before")
     if not all(name in after and name in before for name in key):
         return rows.slice(0, 0).select([]), np.empty(0, np.int64)
     for name in key:
-        same = pc.equal(after[name], before[name].cast(after[name].type))
+        one, other = (read(side[name], fields[name]) for side in (after, before))
+        same = pc.equal(one, other.cast(one.type))
         moved |= ~same.fill_null(False).to_numpy(False)
     for column in (_whole(rows, "after"), *(before[name] for name in key)):
         moved &= column.is_valid().to_numpy(False)
     index = np.flatnonzero(moved)
-    keys = {name: before[name].take(pa.array(index)) for name in key}
-    return pa.table(keys), index
+    arrays = [before[name].take(pa.array(index)) for name in key]
+    schema = pa.schema([fields[name].with_nullable(True) for name in key])
+    return pa.Table.from_arrays(arrays, schema=schema), index
 
 
 def aliases(envelope_aliases: Mapping[str, Any]) -> dict[str, Any]:
@@ -128,15 +149,19 @@ def path_of(path: str) -> str:
     return path[1:] if kept else f"after.{path}"
 
 
-def keys_json(value: bytes | None, key: Sequence[str]) -> tuple[bytes, bytes] | None:
-    """The keys before and after one JSON change, as objects; None if `before` has no key or the
-    same text. The caller compares them in the table's types: 1.0 and 1.00 are equal as decimals,
-    and two integers beyond 2^53 may be equal as floats."""
+def keys_json(
+    value: bytes | None, key: Sequence[str], table: Mapping[str, pa.Field]
+) -> tuple[bytes, bytes] | None:
+    """The keys before and after one JSON change, as objects that the `table` can read; None if
+    `before` has no key or the same text. The caller compares them in the table's types: 1.0 and
+    1.00 are equal as decimals, and two integers beyond 2^53 may be equal as floats."""
     try:
         change, schema = _change((value or b"").decode())
         if not change or not all(isinstance(change.get(s, (0,))[0], dict) for s in _SIDES):
             return None
-        before, after = (_members(change, schema, side)[0] for side in _SIDES)
+        before, after = (
+            rewritten(members(change[side][1]), named(schema, side), table) for side in _SIDES
+        )
     except (ValueError, NotARow, RecursionError):
         return None
     if any(row.get(name, (None, ""))[0] is None for name in key for row in (before, after)):
@@ -149,9 +174,21 @@ def keys_json(value: bytes | None, key: Sequence[str]) -> tuple[bytes, bytes] | 
     return f"{{{one}}}".encode(), f"{{{other}}}".encode()
 
 
+def _no_change(names: Collection[str]) -> str:
+    """Why a record with these fields is no change."""
+    kind = next((kind for kind, fields in _BESIDE.items() if fields <= {*names}), "")
+    if kind or {*names} == {"ts_ms"}:
+        return (
+            f"cannot unwrap a change: it is {kind or 'a heartbeat'}, which comes in a topic of its "
+            "own. Put a [[route]] with its topic and skip = true before this one"
+        )
+    actual = ", ".join(map(ascii, sorted(names)))[:200] or "nothing"
+    return f"cannot unwrap a change: expected op, before and after, found {actual}"
+
+
 def _why_not(op: Any, row: Any = None) -> str:
-    if op in _NO_ROW:
-        return f"cannot make a row of a change: {_NO_ROW[op]} (op {op})"
+    if op == "t":
+        return _TRUNCATED
     if not isinstance(op, str):
         return "cannot make a row of a change: it has no op"
     side = "before" if op == "d" else "after"
@@ -197,7 +234,8 @@ def _either(one: pa.Field | None, other: pa.Field | None) -> pa.Field:
         return _either(other, one)
     if other is None:
         return one.with_nullable(True)
-    return pa.field(one.name, _both(one.type, other.type, one.name), one.nullable or other.nullable)
+    both = one.with_type(_both(one.type, other.type, one.name))
+    return both.with_nullable(one.nullable or other.nullable)
 
 
 def _both(one: pa.DataType, other: pa.DataType, path: str) -> pa.DataType:
@@ -229,24 +267,24 @@ class NotARow(Exception):
 
 
 class UnwrappedChanges(NamedTuple):
-    """As many rows as values: JSON objects, None for tombstones and rejected values."""
+    """As many rows as values: JSON objects, None for tombstones, messages and rejected values."""
 
     rows: list[bytes | None]
     rejected: list[UndecodableRecord]
     deleted: set[int]
-    #: row → kinds of the columns whose type Kafka Connect's schema names
-    named: dict[bytes, dict[str, str]]
+    #: of each row: its columns whose type Kafka Connect's schema says
+    named: list[Named]
 
 
 def unwrap_json(values: Sequence[bytes | None]) -> UnwrappedChanges:
     """As `unwrap`, for JSON, with or without Kafka Connect's {"schema", "payload"} wrapper."""
-    changes = UnwrappedChanges([None] * len(values), [], set(), {})
+    changes = UnwrappedChanges([None] * len(values), [], set(), [{}] * len(values))
     for i, value in enumerate(values):
         try:
-            change, schema = ({}, None) if value is None else _change(value.decode())
+            change, schema = ({}, "") if value is None else _change(value.decode())
             if not change:
                 continue
-            row, kinds = _row(change, schema)
+            row, side = _row(change)
         except NotARow as error:
             changes.rejected.append(UndecodableRecord(i, "envelope", str(error)))
         except RecursionError:
@@ -259,40 +297,41 @@ def unwrap_json(values: Sequence[bytes | None]) -> UnwrappedChanges:
             changes.rows[i] = row
             if change["op"][0] == "d":
                 changes.deleted.add(i)
-            if kinds:
-                changes.named[row] = kinds
+            if schema:
+                changes.named[i] = named(schema, side)
     return changes
 
 
-def _change(text: str) -> tuple[Members, Any]:
-    """The members of an envelope, and the schema beside it; no members: a tombstone."""
-    change, schema = members(text), None
+def written(row: bytes, columns: Named, table: Mapping[str, pa.Field]) -> bytes:
+    """A row whose values the `table` can read."""
+    texts = rewritten(members(row.decode()), columns, table)
+    return object_of({name: text for name, (_, text) in texts.items()})
+
+
+def _change(text: str) -> tuple[Members, str]:
+    """The members of an envelope, and the text of the schema beside it; no members: it is a
+    tombstone or a message."""
+    change, schema = members(text), ""
     if "payload" in change and change.keys() <= {"schema", "payload"}:
         payload, text = change["payload"]
-        schema = change.get("schema", (None,))[0]
+        schema = change.get("schema", (None, ""))[1]
         if payload is None:
-            return {}, None
+            return {}, ""
         change = members(text) if isinstance(payload, dict) else {}
+    if change.get("op", (None,))[0] == "m":
+        return {}, ""
     if "op" not in change or not change.keys() & {*_SIDES}:
-        raise NotARow("cannot unwrap a change: expected an object with op, before and after")
+        raise NotARow(_no_change(change))
     return change, schema
 
 
-def _members(change: Members, schema: Any, side: str) -> tuple[Members, dict[str, str]]:
-    """The members of one side of a change, and the kinds of columns with a named type."""
-    row = members(change[side][1])
-    columns = {name: conversion for name, conversion in named(schema, side).items() if name in row}
-    kinds = {name: kind for name, (kind, _) in columns.items()}
-    return (rewritten(row, columns) if columns else row), kinds
-
-
-def _row(change: Members, schema: Any) -> tuple[bytes, dict[str, str]]:
+def _row(change: Members) -> tuple[bytes, str]:
     """The row of a change, cut from its text so that digits, escapes and order stay unchanged, and
-    the kinds of columns with a named type."""
+    the side that it is from."""
     op = change["op"][0]
     side = "before" if op == "d" else "after"
     row, text = change.get(side, (None, ""))
-    if not isinstance(op, str) or op in _NO_ROW or not isinstance(row, dict):
+    if not isinstance(op, str) or op == "t" or not isinstance(row, dict):
         raise NotARow(_why_not(op, row))
     kept = [name for name in KEPT if name in change]
     if both := row.keys() & {f"_{name}" for name in kept}:
@@ -300,14 +339,8 @@ def _row(change: Members, schema: Any) -> tuple[bytes, dict[str, str]]:
             f"cannot unwrap a change: the row has a field {min(both)!r}, which is also "
             "what the envelope's own is called"
         )
-    kinds: dict[str, str] = {}
-    if schema is not None:
-        written, kinds = _members(change, schema, side)
-        if kinds:
-            body = ",".join(f"{json.dumps(name)}:{raw}" for name, (_, raw) in written.items())
-            text = f"{{{body}}}"
     more = ",".join(f'"_{name}":{change[name][1]}' for name in kept)
-    return f"{text[:-1].rstrip()}{',' if row else ''}{more}}}".encode(), kinds
+    return f"{text[:-1].rstrip()}{',' if row else ''}{more}}}".encode(), side
 
 
 def object_of(texts: Mapping[str, str]) -> bytes:

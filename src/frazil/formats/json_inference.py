@@ -13,10 +13,10 @@ minority do not fit the table; they are rejected one by one, without effect on t
 A kind is a word, a dict of kinds (object), a list of one kind (array), or None (null: no column
 needed). Words: `whole`, `large` (a whole number that a double cannot hold exactly), `fraction`,
 `float` (a fraction that must not turn whole numbers into doubles), `boolean`, `string`; and, if a
-schema beside the record names the type, `date`, `moment`, `utc` or `exact:P:S` (a decimal). For an
-existing column the kind contains only the change: `long`, `double` or `decimal:P` (a wider type),
-`=name` (the type of column `name`, which is to be renamed), `SeenValues` (the kind of a map's
-values).
+schema beside the record says the type, `date`, `moment`, `utc`, `uuid`, `bytes`, `exact:P:S` (a
+decimal) or `SeenValues` (the kind of a map's values). For an existing column the kind contains only
+the change: `long`, `double` or `decimal:P` (a wider type), `=name` (the type of column `name`,
+which is to be renamed), `SeenValues`.
 """
 
 from __future__ import annotations
@@ -162,6 +162,8 @@ def arrow(kind: Kind, path: str) -> pa.DataType:
                 hint="give the table a schema",
             )
         return pa.struct([(name, arrow(inner, f"{path}.{name}")) for name, inner in kind.items()])
+    if isinstance(kind, SeenValues):
+        return pa.map_(pa.large_string(), pa.field("value", arrow(kind.kind, path)))
     if type(kind) is str and kind.startswith("exact:"):
         return pa.decimal128(*map(int, kind.split(":")[1:]))
     words = {
@@ -171,6 +173,8 @@ def arrow(kind: Kind, path: str) -> pa.DataType:
         "float": pa.float64(),
         "boolean": pa.bool_(),
         "date": pa.date32(),
+        "uuid": pa.uuid(),
+        "bytes": pa.large_binary(),
         "moment": pa.timestamp("us"),
         "utc": pa.timestamp("us", "UTC"),
     }

@@ -166,15 +166,17 @@ def _of_type(target: pa.Field) -> Convert:
         return _text
     if types.is_decimal(kind):
         return lambda value: to_decimal(value, kind)
+    unit = (target.metadata or {}).get(EPOCH, b"").decode()
     if types.is_date32(kind):
-        return _date
+        return _days if unit else _date
     if types.is_timestamp(kind) and kind.unit in ("us", "ns"):
-        unit = (target.metadata or {}).get(EPOCH, b"").decode()
         if unit:
             digits = EPOCH_UNITS[unit]
             return lambda value: _since_1970(value, kind, digits)
         return lambda value: _timestamp(value, kind)
     if types.is_time64(kind):
+        if unit:
+            return lambda value: _since_midnight(value, kind, EPOCH_UNITS[unit])
         return lambda value: _time(value, kind)
     if isinstance(kind, pa.UuidType):
         return _uuid
@@ -271,6 +273,8 @@ def to_decimal(value: Any, kind: pa.Decimal128Type) -> Decimal:
     return exact
 
 
+#: Microseconds of a day.
+DAY = 86_400_000_000
 _CLOCK = r"(\d\d):(\d\d)(?::(\d\d)(?:[.,](\d{1,9}))?)?"
 _TIME = re.compile(_CLOCK, re.ASCII)
 _DATE = re.compile(r"(\d{4})-(\d\d)-(\d\d)", re.ASCII)
@@ -337,11 +341,35 @@ def _since_1970(value: Any, kind: pa.TimestampType, digits: int) -> int:
         return _timestamp(value, kind)
     if type(value) not in (int, Decimal):
         raise NotThisShape("a number since 1970, or a timestamp", json_type(value))
-    ticks = to_decimal(value, pa.decimal128(38, max(0, (6 if kind.unit == "us" else 9) - digits)))
-    moment = ticks.scaleb((6 if kind.unit == "us" else 9) - digits, context=_EXACT)
+    moment = _scaled(value, (6 if kind.unit == "us" else 9) - digits)
     if moment != int(moment) or not -(2**63) <= moment < 2**63:
         raise NotThisShape(str(kind), "a moment out of its range")
     return int(moment)
+
+
+def _since_midnight(value: Any, kind: pa.Time64Type, digits: int) -> int:
+    """As `_since_1970`, for a time of day."""
+    if type(value) is str:
+        return _time(value, kind)
+    if type(value) not in (int, Decimal):
+        raise NotThisShape("a number since midnight, or a time", json_type(value))
+    ticks = _scaled(value, 6 - digits)
+    if ticks != int(ticks) or not 0 <= ticks < DAY:
+        raise NotThisShape("a time of day in microseconds", "a number that is none")
+    return int(ticks)
+
+
+def _scaled(value: int | Decimal, digits: int) -> Decimal:
+    return to_decimal(value, pa.decimal128(38, max(0, digits))).scaleb(digits, context=_EXACT)
+
+
+def _days(value: Any) -> int:
+    """Days since 1970, or a date as text."""
+    if type(value) is str:
+        return _date(value)
+    if type(value) is not int or not -(2**31) <= value < 2**31:
+        raise NotThisShape("a number of days since 1970, or a date", json_type(value))
+    return value
 
 
 def _bytes(value: Any, size: int | None) -> bytes:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from frazil.formats.connect_schema import Named
 from frazil.formats.decode_result import UndecodableRecord
 from frazil.kafka.record_batch import Longs, RawRecords, no_headers
 from frazil.offsets import Partition
@@ -92,8 +93,8 @@ class ChunkWork:
         self.opened = opened
         self.below = below
         self.result = ChunkResult()
-        #: JSON row → kinds of the columns with a type declared in the envelope's schema
-        self.named: dict[bytes, dict[str, str]] = {}
+        #: JSON row → what the schema beside it says of columns
+        self.named: dict[bytes, Named] = {}
         #: the decoded keys (see `table_selects`), once a table needs them
         self.decoded_keys: Any = None
         #: positions of tombstones: for a table that does not exist, and for one that exists

@@ -6,8 +6,8 @@ writer schema are fitted together.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -18,10 +18,14 @@ from frazil.formats import debezium
 from frazil.formats.decode_result import UndecodableRecord
 from frazil.formats.decoder import Decoder
 from frazil.kafka.record_batch import Longs
+from frazil.pipeline import connect_types
 from frazil.pipeline.chunk_result import ChunkWork, Rejection, among
+from frazil.pipeline.connect_types import converted
 from frazil.pipeline.evolution import Aliases, renamed, together
 from frazil.pipeline.fitting import OP, TableFitter
 from frazil.pipeline.routing import Route
+from frazil.pipeline.selection import field_at
+from frazil.pipeline.strict_cast import CastMismatch
 from frazil.pipeline.table_plan import LOG, ChunkPlan, TablePlan
 from frazil.pipeline.versions import column_of
 
@@ -50,16 +54,15 @@ class ColumnRecords(TableFitter):
                     work.result.skipped += len(rows)
                     continue
                 if share.envelope:
+                    rows, at = _without_messages(work, rows, at)
                     self._moved(work, share.tables, rows, at, group.schema_id)
                     try:
                         rows, kept, bad = debezium.unwrap(rows)
                     except SchemaMismatch as error:
-                        kept = np.empty(0, np.int64)
-                        bad = [
-                            UndecodableRecord(i, "envelope", error.message)
-                            for i in range(len(rows))
-                        ]
-                        rows = rows.slice(0, 0)
+                        why = error.message
+                        bad = [UndecodableRecord(i, "envelope", why) for i in range(len(rows))]
+                        work.result.reject_all(bad, at, share.tables, group.schema_id)
+                        continue
                     work.result.reject_all(bad, at, share.tables, group.schema_id)
                     at = among(at, kept)
                 aliases = self._decoder.aliases(group.schema_id)
@@ -112,9 +115,8 @@ class ColumnRecords(TableFitter):
         if fields is None:
             self._by_kafka_keys(work, name, plan, index if at is None else at[index])
         elif not lacking:
-            orders = column_of(rows, self._order_path(name, plan))
-            keys = pa.table({column: rows.column(source) for column, source in fields.items()})
-            keys = _with_order(keys, plan, orders).take(pa.array(index))
+            keys = _key_columns(rows, fields)
+            keys = _with_order(keys, plan, rows, self._order_path(name, plan)).take(pa.array(index))
             where = among(at, index)
             self._fitted(work, name, plan, keys, where, schema_id, work.result.gone)
         else:
@@ -137,12 +139,12 @@ class ColumnRecords(TableFitter):
             fields = self._key_fields(name, plan) if plan is not None else None
             # A change of a key that is Kafka's own is two records.
             if plan is not None and plan.key and fields and name not in work.below:
-                keys, index = debezium.left(rows, list(fields.values()))
+                types = {of: plan.shape.arrow.field(key).type for key, of in fields.items()}
+                keys, index = debezium.left(rows, list(types), partial(_compared, types))
                 if len(index):
-                    keys = pa.table({key: keys.column(source) for key, source in fields.items()})
                     changed = rows.take(pa.array(index))
                     path = debezium.path_of(self._order_path(name, plan))
-                    keys = _with_order(keys, plan, column_of(changed, path))
+                    keys = _with_order(_key_columns(keys, fields), plan, changed, path)
                     where = among(at, index)
                     self._fitted(work, name, plan, keys, where, schema_id, work.result.left)
 
@@ -175,18 +177,20 @@ class ColumnRecords(TableFitter):
     ) -> None:
         plan = self._tables.get(name)
         if plan is None:
-            if reason := self._refused.get(name) or self._unmakeable(name, rows.schema):
+            columns = connect_types.columns(rows.schema, (), {})
+            if reason := self._refused.get(name) or self._unmakeable(name, columns):
                 self._reject(work, name, reason, len(rows), at, schema_id)
             else:
-                self._need(work, name, rows.schema, aliases)
+                self._need(work, name, columns, aliases)
             return
         known = together(plan.aliases, aliases)
-        key = (name, f"{rows.schema.to_string()} {known}")
+        columns = connect_types.columns(rows.schema, plan.columns, known)
+        key = (name, f"{columns.to_string()} {known}")
         if key not in self._verdicts:
-            self._verdicts[key] = self._verdict(plan, rows.schema, known)
+            self._verdicts[key] = self._verdict(plan, columns, known)
         verdict = self._verdicts[key]
         if verdict is True:
-            self._need(work, name, rows.schema, known)
+            self._need(work, name, columns, known)
         elif verdict:
             self._reject(work, name, str(verdict), len(rows), at, schema_id)
         else:
@@ -202,12 +206,48 @@ class ColumnRecords(TableFitter):
         work.result.need(name, columns, aliases)
 
 
+def _without_messages(
+    work: ChunkWork, rows: pa.Table, at: Longs | None
+) -> tuple[pa.Table, Longs | None]:
+    message = debezium.messages(rows)
+    if not message.any():
+        return rows, at
+    work.result.skipped += int(message.sum())
+    kept = np.flatnonzero(~message)
+    return rows.take(pa.array(kept)), among(at, kept)
+
+
 def _top(path: str) -> str:
     return path.partition(".")[0]
 
 
-def _with_order(keys: pa.Table, plan: TablePlan, orders: Any) -> pa.Table:
-    """Deleted keys with the version of the delete, if it has one."""
-    if orders is None or not plan.own_order:
+def _key_columns(rows: pa.Table, fields: Mapping[str, str]) -> pa.Table:
+    """Key columns from the fields of the record's value."""
+    schema = pa.schema(
+        [
+            rows.schema.field(source).with_name(key).with_nullable(True)
+            for key, source in fields.items()
+        ]
+    )
+    arrays = [rows.column(source) for source in fields.values()]
+    return pa.Table.from_arrays(arrays, schema=schema)
+
+
+def _with_order(keys: pa.Table, plan: TablePlan, rows: pa.Table, path: str) -> pa.Table:
+    """Deleted keys with the version of the delete, if it has one: that of `rows` at `path`."""
+    orders = column_of(rows, path) if plan.own_order else None
+    if orders is None:
         return keys
-    return keys.append_column(plan.own_order, orders)
+    named = [path] if path in rows.schema.names else path.split(".")
+    field = field_at(rows.schema, tuple(named)) or pa.field(path, orders.type)
+    return keys.append_column(field.with_name(plan.own_order).with_nullable(True), orders)
+
+
+def _compared(types: Mapping[str, pa.DataType], array: pa.Array, field: pa.Field) -> pa.Array:
+    """Values of a key in the table's type, as Arrow can compare them. If it cannot take one of
+    them, they are compared as they were sent: the change with that value is rejected."""
+    try:
+        array = converted(array, field, types[field.name])
+    except CastMismatch:
+        array = pa.array([None if v is None else repr(v) for v in array.to_pylist()], pa.string())
+    return array.storage if isinstance(array, pa.ExtensionArray) else array

@@ -18,6 +18,7 @@ import pyarrow as pa
 from frazil.arrow import default_values
 from frazil.arrow.byte_slices import ByteSlices
 from frazil.formats import debezium, json_inference
+from frazil.formats.connect_schema import Named
 from frazil.formats.decode_result import DecodedChunk, UndecodableRecord
 from frazil.formats.decoder import Decoder, RecordFormat
 from frazil.formats.json_columns import UnexpectedJson, wanted
@@ -47,6 +48,7 @@ class JsonRecords(TableFitter):
         #: the fields that are read for a table
         self._shapes: dict[str, pa.Schema] = {}
         self._sources: dict[str, JsonSource] = {}
+        self._read: dict[str, dict[str, pa.Field]] = {}
         self._verdicts: dict[tuple[str, str], str | bool] = {}
         self._wants: dict[tuple[str, str], str] = {}
 
@@ -89,18 +91,37 @@ class JsonRecords(TableFitter):
         self, work: ChunkWork, share: Route, changes: Sequence[bytes | None], at: Longs | None
     ) -> None:
         unwrapped = debezium.unwrap_json(changes)
-        work.named |= unwrapped.named
         work.result.reject_all(unwrapped.rejected, at, share.tables)
         present = [i for i, row in enumerate(unwrapped.rows) if row is not None]
-        # The other changes are tombstones in Connect's wrapper.
+        # The others are messages, and tombstones in Connect's wrapper.
         work.result.skipped += len(changes) - len(present) - len(unwrapped.rejected)
         if not present:
             return
-        rows, where = [unwrapped.rows[i] for i in present], among(at, np.array(present, np.int64))
+        where = among(at, np.array(present, np.int64))
         gone = np.array([i in unwrapped.deleted for i in present], bool)
         for name in share.tables:
+            rows = [self._written(work, name, unwrapped, i) for i in present]
             self._moved_json(work, name, [changes[i] for i in present], rows, where)
             self._json_into(work, name, rows, where, gone)
+
+    def _written(
+        self, work: ChunkWork, name: str, unwrapped: debezium.UnwrappedChanges, i: int
+    ) -> bytes:
+        """A row as the columns of the table can read it."""
+        row, named = unwrapped.rows[i] or b"", unwrapped.named[i]
+        if not named:
+            return row
+        row = debezium.written(row, named, self._fields(name))
+        work.named[row] = named
+        return row
+
+    def _fields(self, name: str) -> Mapping[str, pa.Field]:
+        """The fields of records that are read for a table, as far as their types are known."""
+        if name not in self._read:
+            plan, source = self._tables.get(name), self._source(name)
+            shape = source.shape(source.fixed if plan is None else plan.columns)
+            self._read[name] = {field.name: field for field in shape}
+        return self._read[name]
 
     def _skip_json(
         self, work: ChunkWork, values: ByteSlices, at: Longs | None, with_field: Any
@@ -135,7 +156,8 @@ class JsonRecords(TableFitter):
         pairs = {
             i: (_ordered_json(pair[0], newer or b"", self._order_path(name, plan)), pair[1])
             for i, (change, newer) in enumerate(zip(changes, after, strict=True))
-            if (pair := debezium.keys_json(change, list(fields.values()))) is not None
+            if (pair := debezium.keys_json(change, list(fields.values()), self._fields(name)))
+            is not None
         }
         if not pairs:
             return
@@ -322,7 +344,7 @@ class JsonRecords(TableFitter):
             try:
                 text = _under(value, newer) if newer else source.learned(value)
                 known = {*base.names, *renames}
-                named = source.names(work.named.get(value, {}))
+                named = source.names(_kinds(value, work.named.get(value, {})))
                 typed = {n: k for n, k in named.items() if n not in known}
                 # A column with a declared type is judged as if the table had it.
                 whole = pa.schema(
@@ -437,6 +459,12 @@ def _ordered_json(key: bytes, row: bytes, path: str) -> bytes:
     except (ValueError, KeyError, RecursionError, debezium.NotARow):
         return key
     return b"%s,%s:%s}" % (key.rstrip()[:-1], json.dumps(path).encode(), raw.encode())
+
+
+def _kinds(row: bytes, named: Named) -> dict[str, Any]:
+    """The kinds of the row's columns whose type the schema beside it says."""
+    fields = debezium.members(row.decode()) if named else ()
+    return {name: named[name].kind for name in fields if name in named}
 
 
 def _in_order(value: bytes, kind: dict[str, Any]) -> dict[str, Any]:

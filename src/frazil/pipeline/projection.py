@@ -18,7 +18,9 @@ from frazil.arrow.cast import MissingField, absent, default_of, project
 from frazil.errors import SchemaMismatch
 from frazil.kafka.record_batch import HEADERS, no_headers
 from frazil.offsets import Partition
+from frazil.pipeline.connect_types import converted
 from frazil.pipeline.evolution import castable
+from frazil.pipeline.strict_cast import CastMismatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,12 +118,13 @@ def fitted(
                 hint=f"add the column to the table: {name} {rows.schema.field(name).type}",
             )
     columns = []
-    given = dict(zip(names, rows.columns, strict=True))
+    given = dict(zip(names, zip(rows.columns, rows.schema, strict=True), strict=True))
     for field in target:
         if field.name in beside:
             column = beside[field.name]
         elif field.name in given:
-            column = given[field.name]
+            array, decoded = given[field.name]
+            column = _as_named(array, decoded, field.type, subject)
         elif field.nullable or default_of(field) is not None:
             column = absent(len(rows), field)
         else:
@@ -155,6 +158,13 @@ def _origin(
     if metadata.headers:
         origin[metadata.headers] = no_headers(count) if headers is None else headers
     return origin
+
+
+def _as_named(column: Any, given: pa.Field, kind: pa.DataType, subject: str) -> Any:
+    try:
+        return converted(column, given, kind)
+    except CastMismatch as error:
+        raise SchemaMismatch(f"cannot write {subject}: {error}") from None
 
 
 def _fit(column: Any, field: pa.Field, subject: str) -> Any:

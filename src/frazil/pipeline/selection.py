@@ -20,6 +20,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from frazil.arrow.avro_types import CONNECT
 from frazil.config.column_types import ColumnType, quoted
 from frazil.config.select import (
     AllHeaders,
@@ -79,9 +80,12 @@ class _Columns:
     fields: list[pa.Field] = field(default_factory=list)
     arrays: list[Any] = field(default_factory=list)
 
-    def add(self, name: str, made: tuple[Any, bool] | None) -> None:
+    def add(self, name: str, made: tuple[Any, bool] | None, of: pa.Field | None = None) -> None:
+        """`of`: the field whose values these are, as they are."""
         if made is not None and not pa.types.is_null(made[0].type):
-            self.fields.append(pa.field(name, made[0].type, made[1]))
+            connect = None if of is None else (of.metadata or {}).get(CONNECT)
+            metadata = {CONNECT: connect} if connect else None
+            self.fields.append(pa.field(name, made[0].type, made[1], metadata))
             self.arrays.append(made[0])
 
 
@@ -90,13 +94,14 @@ def selected(plan: SelectPlan, rows: pa.Table, envelope: RecordEnvelope) -> pa.T
     work, columns = _Evaluation(plan, rows, envelope), _Columns()
     for item in plan.selection.items:
         if isinstance(item, Star):
-            for name, array in zip(rows.schema.names, rows.columns, strict=True):
-                if plan.selection.passes(name):
-                    columns.add(name, (array, rows.schema.field(name).nullable))
+            for field, array in zip(rows.schema, rows.columns, strict=True):
+                if plan.selection.passes(field.name):
+                    columns.add(field.name, (array, field.nullable), field)
         elif isinstance(item, KeyColumns):
             _add_key(columns, item.prefix, envelope.fields)
         else:
-            columns.add(item.name, work.column(item))
+            path = item.of.names if isinstance(item.of, Column) else ()
+            columns.add(item.name, work.column(item), field_at(rows.schema, path))
     if not columns.fields:
         raise Unselectable("the record has none of the selected columns")
     return pa.Table.from_arrays(columns.arrays, schema=pa.schema(columns.fields))

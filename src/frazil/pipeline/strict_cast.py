@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from frazil.arrow.cast import project
 from frazil.config.column_types import EPOCH_UNITS, ColumnType
 from frazil.formats.declared_columns import arrow_type
-from frazil.formats.json_values import NotThisShape, converter, to_decimal, to_float
+from frazil.formats.json_values import DAY, NotThisShape, converter, to_decimal, to_float
 from frazil.pipeline.evolution import castable
 
 _WHOLE = re.compile(r"[+-]?\d{1,20}", re.ASCII)
@@ -167,7 +167,22 @@ def _of_integer(target: pa.DataType, kind: ColumnType) -> Conversion | None:
     if types.is_timestamp(target) and kind.epoch:
         digits = (6 if target.unit == "us" else 9) - EPOCH_UNITS[kind.epoch]
         return lambda array: _ticks(pc.cast(array, pa.int64()), digits).view(target)
+    if types.is_time64(target) and kind.epoch:
+        digits = 6 - EPOCH_UNITS[kind.epoch]
+        return lambda array: _of_day(_ticks(pc.cast(array, pa.int64()), digits)).view(target)
+    if types.is_date32(target) and kind.epoch:
+        return lambda array: pc.cast(array, pa.int32()).view(target)
     return None
+
+
+def _of_day(array: pa.Array) -> pa.Array:
+    """Microseconds since midnight, all of them before the next."""
+    bounds = pc.min_max(array)
+    if array.null_count < len(array) and not (
+        bounds["min"].as_py() >= 0 and bounds["max"].as_py() < DAY
+    ):
+        raise ValueError
+    return array
 
 
 def _ticks(array: pa.Array, digits: int) -> pa.Array:
