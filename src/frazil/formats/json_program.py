@@ -11,17 +11,11 @@ import re
 import numpy as np
 import pyarrow as pa
 
-from frazil.arrow.column_program import (
-    ColumnNode,
-    ColumnProgram,
-    address,
-    fields_below,
-    stored_as,
-)
+from frazil.arrow.column_program import ColumnNode, ColumnProgram, fields_below
 from frazil.config.column_types import EPOCH_UNITS
 from frazil.formats.json_values import EPOCH, ignored_fields
 from frazil.native import json as native
-from frazil.native.columns import WORDS, Longs
+from frazil.native.columns import WORDS
 from frazil.native.memory import SLACK
 from frazil.native.programs import FLAGS, KIND, REQUIRED
 
@@ -51,27 +45,29 @@ _KINDS = (
 RAW = b"frazil.raw"
 
 
-def _node(words: Longs, field: pa.Field) -> ColumnNode:
+def _node(field: pa.Field) -> ColumnNode:
     kinds = (kind for is_kind, kind in _KINDS if is_kind(field.type))
     kind = native.RAW if RAW in (field.metadata or {}) else next(kinds, native.OTHER)
-    words[FLAGS // 8] = 0 if field.nullable else REQUIRED
-    _set_scale(words, field, kind)
-    stored = None if kind in (native.NOTHING, native.OTHER) else stored_as(field.type)
-    return ColumnNode(words, field, kind, stored, nullable=True)
+    children = [_node(child) for child in fields_below(field.type)]
+    stored = pa.null() if kind == native.OTHER else None
+    return ColumnNode(field, kind, _numbers(field, kind), children, stored)
 
 
-def _set_scale(words: Longs, field: pa.Field, node_kind: int) -> None:
+def _numbers(field: pa.Field, node_kind: int) -> dict[int, int]:
+    """Word of a node → what stands in it."""
     kind = field.type
+    numbers = {FLAGS: 0 if field.nullable else REQUIRED}
     if node_kind in (native.TIME, native.TIMESTAMP):
-        words[native.SCALE // 8] = {"us": 6, "ns": 9}[kind.unit]
+        numbers[native.SCALE] = {"us": 6, "ns": 9}[kind.unit]
     if node_kind == native.TIMESTAMP:
-        words[FLAGS // 8] |= native.ZONED if kind.tz else 0
+        numbers[FLAGS] |= native.ZONED if kind.tz else 0
         if unit := (field.metadata or {}).get(EPOCH):
-            words[FLAGS // 8] |= native.EPOCH
-            words[native.GIVEN_SCALE // 8] = EPOCH_UNITS[unit.decode()]
+            numbers[FLAGS] |= native.EPOCH
+            numbers[native.GIVEN_SCALE] = EPOCH_UNITS[unit.decode()]
     if node_kind == native.DECIMAL:
-        words[native.SCALE // 8] = kind.scale
-        words[native.BOUND // 8] = 10 ** min(kind.precision, 18)
+        numbers[native.SCALE] = kind.scale
+        numbers[native.BOUND] = 10 ** min(kind.precision, 18)
+    return numbers
 
 
 class JsonProgram(ColumnProgram):
@@ -80,7 +76,7 @@ class JsonProgram(ColumnProgram):
     def __init__(self, top: pa.Field) -> None:
         """`top`: the columns as one required struct; fields that are passed over stand in its
         metadata (see `json_values.IGNORED`)."""
-        super().__init__(top, _node, native.decode, native.MOST_OPEN * native.FRAME_WORDS)
+        super().__init__(_node(top), native.decode, native.MOST_OPEN * native.FRAME_WORDS)
         for node in self._nodes:
             if node.kind == native.STRUCT:
                 node.words[native.FIELDS // 8] = len(node.children)
@@ -104,15 +100,14 @@ class JsonProgram(ColumnProgram):
             words[native.NAME_SIZE // 8] = -1
             if not _PLAIN.fullmatch(text):
                 continue  # in JSON it stands with escapes, which are not compared
-            padded = np.frombuffer(text + bytes(SLACK), np.uint8)
-            words[native.NAME // 8], words[native.NAME_SIZE // 8] = address(padded), len(text)
+            padded = self._keep(np.frombuffer(text + bytes(SLACK), np.uint8))
+            words[native.NAME // 8], words[native.NAME_SIZE // 8] = padded, len(text)
             index = _hash(text) & (size - 1)
             while table[index]:
                 index = (index + 1) & (size - 1)
-            table[index] = address(words)
-            self._kept.append(padded)
-        self._kept += (others, table)
-        node.words[native.TABLE // 8], node.words[native.MASK // 8] = address(table), size - 1
+            table[index] = words.ctypes.data
+        self._keep(others)
+        node.words[native.TABLE // 8], node.words[native.MASK // 8] = self._keep(table), size - 1
 
 
 #: Names that stand in JSON as they are.
