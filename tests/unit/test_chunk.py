@@ -621,7 +621,7 @@ def test_a_value_that_no_partition_can_have_is_a_misfit_of_its_own_row(
     rows = pa.table({"id": pa.array(range(5)), name: column})
     records = ColumnRecords(ChunkPlan(RecordFormat("raw"), None, plans(table_plan)))
     work = ChunkWork(HERE, opened([b""] * 5), NOBODY)
-    records._into(work, "db.t", rows, None, {}, None)
+    records._into(work, records._to("db.t"), rows, None, {}, None)
     assert ids(work.result, "db.t") == [0, 1, 3]
     assert kinds(work.result) == {2: "misfit", 4: "misfit"}
     assert all(reason in rejection.reason for rejection in work.result.rejections.values())

@@ -84,21 +84,24 @@ class ChunkResult:
         add_need(self.needs, table, needed(columns, aliases))
 
 
+@dataclass(slots=True)
 class ChunkWork:
     """One chunk in progress and its result."""
 
-    def __init__(self, partition: Partition, opened: RawRecords, below: frozenset[str]) -> None:
-        self.partition = partition
-        self.opened = opened
-        self.below = below
-        self.result = ChunkResult()
-        #: JSON row → kinds of the columns with a type declared in the envelope's schema
-        self.named: dict[bytes, dict[str, str]] = {}
-        #: the decoded keys (see `table_selects`), once a table needs them
-        self.decoded_keys: Any = None
-        #: positions of tombstones: for a table that does not exist, and for one that exists
-        self.tombstones_without_table: set[int] = set()
-        self.tombstones: set[int] = set()
+    partition: Partition
+    opened: RawRecords
+    #: tables that already contain its records
+    below: frozenset[str]
+    #: records may be change events; one without a value is then a tombstone that repeats a delete
+    changes: bool = False
+    result: ChunkResult = field(default_factory=ChunkResult)
+    #: JSON row → kinds of the columns with a type declared in the envelope's schema
+    named: dict[bytes, dict[str, str]] = field(default_factory=dict)
+    #: the decoded keys (see `table_selects`), once a table needs them
+    decoded_keys: Any = None
+    #: positions of tombstones: for a table that does not exist, and for one that exists
+    tombstones_without_table: set[int] = field(default_factory=set)
+    tombstones: set[int] = field(default_factory=set)
 
     def beside(self, name: str, index: Longs | None) -> pa.Array | None:
         column = getattr(self.opened, name)

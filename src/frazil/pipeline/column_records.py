@@ -19,6 +19,7 @@ from frazil.formats.decode_result import UndecodableRecord
 from frazil.formats.decoder import Decoder
 from frazil.kafka.record_batch import Longs
 from frazil.pipeline.chunk_result import ChunkWork, Rejection, among
+from frazil.pipeline.destination import Destination
 from frazil.pipeline.evolution import Aliases, renamed, together
 from frazil.pipeline.fitting import OP, TableFitter
 from frazil.pipeline.routing import Route
@@ -32,7 +33,6 @@ class ColumnRecords(TableFitter):
     def __init__(self, plan: ChunkPlan) -> None:
         super().__init__(plan)
         self._decoder = Decoder(plan.format)
-        self._verdicts: dict[tuple[str, str], str | bool] = {}
 
     def process(self, work: ChunkWork, way: Route | None) -> None:
         """Process one chunk."""
@@ -65,14 +65,14 @@ class ColumnRecords(TableFitter):
                 aliases = self._decoder.aliases(group.schema_id)
                 if share.envelope:
                     aliases = debezium.aliases(aliases)
-                for name in share.tables:
+                for table in map(self._to, share.tables):
                     part = (rows, at)
-                    if share.envelope and name in self._tables:
-                        part = self._deleted(work, name, *part, group.schema_id)
-                    self._into(work, name, *part, aliases, group.schema_id)
+                    if share.envelope and table.exists:
+                        part = self._deleted(work, table, *part, group.schema_id)
+                    self._into(work, table, *part, aliases, group.schema_id)
 
     def _undecoded(self, work: ChunkWork, rejected: UndecodableRecord, way: Route | None) -> None:
-        if rejected.kind == "null" and self._changes(work):
+        if rejected.kind == "null" and work.changes:
             work.result.skipped += 1  # a tombstone: the delete event before it was a row
         elif way is not None and not way.tables:
             work.result.skipped += 1  # a rule skips the whole topic
@@ -84,42 +84,46 @@ class ColumnRecords(TableFitter):
     ) -> list[UndecodableRecord]:
         """Process records without a value: a delete in an upsert table, a row of a change log.
         Returns the other rejected records."""
-        names = [name for name in way.tables if self._mode(name)] if way else []
-        if not names or self._changes(work):
+        tables = [table for table in map(self._to, way.tables) if table.mode] if way else []
+        if not tables or work.changes:
             return list(rejected)
         nulls = np.array([record.index for record in rejected if record.kind == "null"], np.int64)
-        for name in names:
-            self._tombstones(work, name, nulls)
-        others = [name for name in way.tables if name not in names] if way else []
+        for table in tables:
+            self._tombstones(work, table, nulls)
+        others = [name for name in way.tables if not self._to(name).mode] if way else []
         for i in nulls.tolist() if others else ():
             reason = "cannot read the value: found null"
             work.result.reject(Rejection(i, "null", reason, tuple(others)))
         return [record for record in rejected if record.kind != "null"]
 
     def _deleted(
-        self, work: ChunkWork, name: str, rows: pa.Table, at: Longs | None, schema_id: int | None
+        self,
+        work: ChunkWork,
+        table: Destination,
+        rows: pa.Table,
+        at: Longs | None,
+        schema_id: int | None,
     ) -> tuple[pa.Table, Longs | None]:
         """Process the deletes among unwrapped changes. Returns the changes that are rows."""
-        plan = self._tables[name]
-        if not plan.key or name in work.below:
+        if not table.plan.key or table.name in work.below:
             return rows, at
         gone = pc.equal(rows.column("_op"), "d").to_numpy()
         if not gone.any():
             return rows, at
         index = np.flatnonzero(gone)
-        fields = self._key_fields(name, plan)
+        fields = table.key_fields
         lacking = [column for column in (fields or {}).values() if column not in rows.schema.names]
         if fields is None:
-            self._by_kafka_keys(work, name, plan, index if at is None else at[index])
+            self._by_kafka_keys(work, table, index if at is None else at[index])
         elif not lacking:
-            orders = column_of(rows, self._order_path(name, plan))
+            orders = column_of(rows, table.order_path)
             keys = pa.table({column: rows.column(source) for column, source in fields.items()})
-            keys = _with_order(keys, plan, orders).take(pa.array(index))
+            keys = _with_order(keys, table.plan, orders).take(pa.array(index))
             where = among(at, index)
-            self._fitted(work, name, plan, keys, where, schema_id, work.result.gone)
+            self._fitted(work, table, keys, where, schema_id, work.result.gone)
         else:
             fact = f"the change has no column {lacking[0]!r}, which is its key"
-            self._reject(work, name, fact, len(index), among(at, index), schema_id)
+            self._reject(work, table, fact, len(index), among(at, index), schema_id)
         kept = np.flatnonzero(~gone)
         return rows.take(pa.array(kept)), among(at, kept)
 
@@ -132,74 +136,71 @@ class ColumnRecords(TableFitter):
         schema_id: int | None,
     ) -> None:
         """Delete the old keys of rows whose key changed."""
-        for name in names:
-            plan = self._tables.get(name)
-            fields = self._key_fields(name, plan) if plan is not None else None
+        for table in map(self._to, names):
+            fields = table.key_fields if table.exists else None
             # A change of a key that is Kafka's own is two records.
-            if plan is not None and plan.key and fields and name not in work.below:
+            if fields and table.plan.key and table.name not in work.below:
                 keys, index = debezium.left(rows, list(fields.values()))
                 if len(index):
                     keys = pa.table({key: keys.column(source) for key, source in fields.items()})
                     changed = rows.take(pa.array(index))
-                    path = debezium.path_of(self._order_path(name, plan))
-                    keys = _with_order(keys, plan, column_of(changed, path))
+                    path = debezium.path_of(table.order_path)
+                    keys = _with_order(keys, table.plan, column_of(changed, path))
                     where = among(at, index)
-                    self._fitted(work, name, plan, keys, where, schema_id, work.result.left)
+                    self._fitted(work, table, keys, where, schema_id, work.result.left)
 
     def _into(
         self,
         work: ChunkWork,
-        name: str,
+        table: Destination,
         rows: pa.Table,
         at: Longs | None,
         aliases: Aliases,
         schema_id: int | None,
     ) -> None:
         """Fit rows of one writer schema into one table, or reject them, or record a need."""
-        if name in work.below or not len(rows):
+        if table.name in work.below or not len(rows):
             return
-        if (select := self._selects.plan(name)) is not None:
-            selection = select.selection
-            aliases = {path: olds for path, olds in aliases.items() if selection.passes(_top(path))}
-        for part, where in self._selected(work, name, rows, at, schema_id):
-            self._fit_columns(work, name, part, where, aliases, schema_id)
+        if table.select is not None:
+            passes = table.select.selection.passes
+            aliases = {path: olds for path, olds in aliases.items() if passes(_top(path))}
+        for part, where in self._selected(work, table, rows, at, schema_id):
+            self._fit_columns(work, table, part, where, aliases, schema_id)
 
     def _fit_columns(
         self,
         work: ChunkWork,
-        name: str,
+        table: Destination,
         rows: pa.Table,
         at: Longs | None,
         aliases: Aliases,
         schema_id: int | None,
     ) -> None:
-        plan = self._tables.get(name)
-        if plan is None:
-            if reason := self._refused.get(name) or self._unmakeable(name, rows.schema):
-                self._reject(work, name, reason, len(rows), at, schema_id)
+        if not table.exists:
+            if reason := table.refused or table.unmakeable(rows.schema):
+                self._reject(work, table, reason, len(rows), at, schema_id)
             else:
-                self._need(work, name, rows.schema, aliases)
+                self._need(work, table, rows.schema, aliases)
             return
-        known = together(plan.aliases, aliases)
-        key = (name, f"{rows.schema.to_string()} {known}")
-        if key not in self._verdicts:
-            self._verdicts[key] = self._verdict(plan, rows.schema, known)
-        verdict = self._verdicts[key]
+        known = together(table.plan.aliases, aliases)
+        verdict = table.verdict(rows.schema, known)
         if verdict is True:
-            self._need(work, name, rows.schema, known)
+            self._need(work, table, rows.schema, known)
         elif verdict:
-            self._reject(work, name, str(verdict), len(rows), at, schema_id)
+            self._reject(work, table, verdict, len(rows), at, schema_id)
         else:
-            self._fitted(work, name, plan, renamed(rows, plan.columns, known), at, schema_id)
+            self._fitted(work, table, renamed(rows, table.plan.columns, known), at, schema_id)
 
-    def _need(self, work: ChunkWork, name: str, columns: pa.Schema, aliases: Aliases) -> None:
-        if self._mode(name) == LOG:  # a delete may contain nothing but its key
+    def _need(
+        self, work: ChunkWork, table: Destination, columns: pa.Schema, aliases: Aliases
+    ) -> None:
+        if table.mode == LOG:  # a delete may contain nothing but its key
             if "_op" not in columns.names:
                 columns = columns.append(OP)
             columns = pa.schema(
                 [column.with_nullable(True) for column in columns], columns.metadata
             )
-        work.result.need(name, columns, aliases)
+        work.result.need(table.name, columns, aliases)
 
 
 def _top(path: str) -> str:

@@ -14,11 +14,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pyarrow as pa
 
-from frazil.config.select_checks import from_key
 from frazil.errors import ConfigError
 from frazil.formats import debezium
 from frazil.formats.decode_result import UndecodableRecord
-from frazil.formats.decoder import Decoder
+from frazil.formats.decoder import Decoder, RecordFormat
 from frazil.kafka.record_batch import Longs
 from frazil.pipeline.chunk_result import ChunkWork, among
 from frazil.pipeline.selection import (
@@ -28,7 +27,6 @@ from frazil.pipeline.selection import (
     selected,
     selected_keys,
 )
-from frazil.pipeline.table_plan import ChunkPlan, TablePlan
 
 #: Position of a record, kind and reason of its rejection.
 Reject = Callable[[int, str, str], None]
@@ -62,22 +60,14 @@ class DecodedKeys:
 class TableSelects:
     """The selects of one task's tables."""
 
-    def __init__(self, plan: ChunkPlan) -> None:
-        self._plan = plan
+    def __init__(self, key_format: RecordFormat | None) -> None:
+        self._key_format = key_format
         self._decoder: Decoder | None = None
 
-    def plan(self, name: str) -> SelectPlan | None:
-        template = self._plan.rules.template(name) if self._plan.rules else name
-        return self._plan.selects.get(template)
-
     def rows(
-        self, work: ChunkWork, name: str, rows: pa.Table, at: Longs | None, reject: Reject
+        self, work: ChunkWork, plan: SelectPlan, rows: pa.Table, at: Longs | None, reject: Reject
     ) -> Iterator[Part]:
         """The rows with the table's columns, in one part or several."""
-        plan = self.plan(name)
-        if plan is None:
-            yield rows, at
-            return
         for some, envelope in self._envelopes(work, plan, len(rows), at, reject):
             part = rows if some is None else rows.take(pa.array(some))
             yield from _halved(
@@ -87,15 +77,13 @@ class TableSelects:
     def keys(
         self,
         work: ChunkWork,
-        name: str,
+        plan: SelectPlan,
         at: Longs,
         reject: Reject,
         names: Sequence[str] | None = None,
     ) -> Iterator[Part]:
         """The columns of records that need no value: key, headers, constants. `names`: only these,
         none of them null."""
-        plan = self.plan(name)
-        assert plan is not None
         wanted = None if names is None else dict.fromkeys(names)
 
         def refuse(at: int, kind: str, reason: str) -> None:
@@ -139,7 +127,7 @@ class TableSelects:
         return decoded
 
     def _decode(self, work: ChunkWork) -> DecodedKeys:
-        format, count = self._plan.key_format, len(work.opened.offsets)
+        format, count = self._key_format, len(work.opened.offsets)
         if format is None:
             raise ConfigError("cannot decode fields of keys: keys are text")
         if self._decoder is None:
@@ -202,13 +190,3 @@ def _halved(
             yield from _halved(
                 made, rows.take(index), envelope.take(index), positions[part], reject
             )
-
-
-def value_sources(plan: SelectPlan, table: TablePlan) -> dict[str, str] | None:
-    """Column → field of the value, of the key columns and the version of a table; None: its key
-    comes from the record's key."""
-    names = table.key or table.log
-    if any(from_key(plan.selection, name) for name in names):
-        return None
-    sources = {name: plan.selection.source(name) for name in names}
-    return {name: source[0] for name, source in sources.items() if source}
