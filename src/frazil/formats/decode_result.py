@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from frazil.errors import AccountingError
+
 
 @dataclass(frozen=True, slots=True)
 class DecodedChunk:
@@ -31,3 +33,17 @@ class UndecodableRecord:
     kind: str
     reason: str
     schema_id: int | None = None
+
+
+#: Rows and rejected records, of all values of a chunk.
+Decoded = tuple[list[DecodedChunk], list[UndecodableRecord]]
+
+
+def accounted(
+    count: int, decoded: list[DecodedChunk], rejected: list[UndecodableRecord]
+) -> Decoded:
+    """What was decoded of so many values. Every value is in a chunk or rejected."""
+    counted = sum(chunk.rows.num_rows for chunk in decoded) + len(rejected)
+    if counted != count:
+        raise AccountingError(f"cannot decode: expected {count} values, found {counted}")
+    return decoded, sorted(rejected, key=lambda record: record.index)

@@ -14,7 +14,7 @@ import pyarrow as pa
 from frazil.arrow import default_values
 from frazil.config.select_checks import from_key
 from frazil.formats import json_inference
-from frazil.formats.decoder import Decoder
+from frazil.formats.json_reader import JsonShape
 from frazil.pipeline import evolution
 from frazil.pipeline.evolution import Aliases, SchemaChanges
 from frazil.pipeline.json_source import JsonSource
@@ -65,10 +65,9 @@ class Destination:
         return self._verdict(self.json.expected, {}, relax=True)
 
     @cached_property
-    def json_decoder(self) -> Decoder:
-        shape = self.json.shape
-        loosened = default_values.loosened(shape).with_metadata(shape.metadata)
-        return Decoder(self._plan.format, loosened)
+    def json_shape(self) -> JsonShape:
+        fields = self.json.shape
+        return JsonShape(default_values.loosened(fields).with_metadata(fields.metadata))
 
     @cached_property
     def key_fields(self) -> dict[str, str] | None:

@@ -160,7 +160,7 @@ class JsonRecords(TableFitter):
             values = ByteSlices.of(values)
             nulls = values.nulls
             self._tombstones(work, table, where[nulls])
-            if table.exists and table.plan.key:
+            if table.exists and table.plan.key and deleted.any():
                 rows_gone = [values[i] or b"" for i in np.flatnonzero(deleted).tolist()]
                 texts = [_ordered_json(text, text, table.order_path) for text in rows_gone]
                 columns = table.plan.needs_deletes
@@ -191,7 +191,7 @@ class JsonRecords(TableFitter):
         self, work: ChunkWork, table: Destination, values: Sequence[bytes | None], at: Longs | None
     ) -> None:
         """Decode JSON values into a table that has all columns known to the config."""
-        groups, rejected = table.json_decoder.decode(values)
+        groups, rejected = table.json_shape.decode(values)
         for group in groups:
             rows = default_values.of_json(group.rows, table.json.shape, values, group.index)
             for part, positions in self._selected(work, table, rows, among(at, group.index), None):
@@ -246,7 +246,7 @@ class JsonRecords(TableFitter):
         still do not fit."""
         newer = _newer(table.plan)
         texts: list[bytes | None] = [_under(values[i], newer) for i in misshapen]
-        groups, rejected = table.json_decoder.decode(texts)
+        groups, rejected = table.json_shape.decode(texts)
         for group in groups:
             where = among(np.array(misshapen, np.int64), group.index)
             rows = default_values.of_json(group.rows, table.json.shape, texts, group.index)
