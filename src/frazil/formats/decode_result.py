@@ -6,12 +6,12 @@ Values only. `frazil.formats.decoder` makes them; the pipeline takes them on.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from frazil.errors import AccountingError
+from frazil.native.columns import Longs
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,8 +19,21 @@ class DecodedChunk:
     """Rows of one writer schema, in input order."""
 
     rows: pa.Table
-    index: np.ndarray[Any, np.dtype[np.int64]] | None  # positions in the input; None: all
-    schema_id: int | None
+    index: Longs | None  # positions in the input; None: all
+    schema_id: int | None = None
+
+    @property
+    def positions(self) -> Longs:
+        return np.arange(len(self.rows)) if self.index is None else self.index
+
+    def of(self, numbers: Longs) -> Longs:
+        """The numbers of these rows, from those of all the input."""
+        return numbers if self.index is None else numbers[self.index]
+
+    def take(self, at: Longs) -> DecodedChunk:
+        """The rows at these places."""
+        rows = self.rows.take(pa.array(at))
+        return DecodedChunk(rows, among(self.index, at), self.schema_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,3 +60,10 @@ def accounted(
     if counted != count:
         raise AccountingError(f"cannot decode: expected {count} values, found {counted}")
     return decoded, sorted(rejected, key=lambda record: record.index)
+
+
+def among(outer: Longs | None, inner: Longs | None) -> Longs | None:
+    """Positions `inner` within the positions `outer`; None: all."""
+    if outer is None or inner is None:
+        return inner if outer is None else outer
+    return outer[inner]

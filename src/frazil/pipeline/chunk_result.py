@@ -109,8 +109,9 @@ class ChunkWork:
 
     def origin(self, index: Longs | None) -> dict[str, pa.Array]:
         """The metadata columns that a Python function sees beside the record's own."""
-        offsets = picked(self.opened.offsets, index)
-        stamps = picked(self.opened.stamps, index)
+        offsets, stamps = self.opened.offsets, self.opened.stamps
+        if index is not None:
+            offsets, stamps = offsets[index], stamps[index]
         keys, headers = self.beside("keys", index), self.beside("headers", index)
         return {
             "_topic": pa.repeat(
@@ -126,13 +127,6 @@ class ChunkWork:
         }
 
 
-def among(outer: Longs | None, inner: Longs | None) -> Longs | None:
-    """Positions `inner` within the positions `outer`; None: all."""
-    if outer is None or inner is None:
-        return inner if outer is None else outer
-    return outer[inner]
-
-
 def nth(index: Longs | None, i: int) -> int:
     """The i-th of the positions."""
     return i if index is None else int(index[i])
@@ -143,7 +137,3 @@ def without_offsets(rows: pa.Table, column: str, offsets: Longs) -> pa.Table:
     if not len(offsets):
         return rows
     return rows.filter(pa.array(~np.isin(rows.column(column).to_numpy(), offsets)))
-
-
-def picked(numbers: Longs, at: Longs | None) -> Longs:
-    return numbers if at is None else numbers[at]

@@ -7,6 +7,7 @@ writer schema are fitted together.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,10 +16,9 @@ import pyarrow.compute as pc
 
 from frazil.errors import SchemaMismatch
 from frazil.formats import debezium
-from frazil.formats.decode_result import UndecodableRecord
+from frazil.formats.decode_result import DecodedChunk, UndecodableRecord, among
 from frazil.formats.decoder import Decoder
-from frazil.kafka.record_batch import Longs
-from frazil.pipeline.chunk_result import ChunkWork, Rejection, among
+from frazil.pipeline.chunk_result import ChunkWork, Rejection
 from frazil.pipeline.destination import Destination
 from frazil.pipeline.evolution import Aliases, renamed, together
 from frazil.pipeline.fitting import OP, TableFitter
@@ -40,36 +40,33 @@ class ColumnRecords(TableFitter):
         for record in self._deleting(work, way, rejected):
             self._undecoded(work, record, way)
         for group in groups:
-            shares = [way] if way else self._sorted(work, group.rows, group.index)
-            for share in shares:
-                rows = group.rows
-                at = among(group.index, share.index)
-                if share.index is not None:
-                    rows = rows.take(pa.array(share.index))
+            for share in [way] if way else self._sorted(work, group.rows, group.index):
+                part = group if share.index is None else group.take(share.index)
                 if not share.tables:
-                    work.result.skipped += len(rows)
+                    work.result.skipped += len(part.rows)
                     continue
-                if share.envelope:
-                    self._moved(work, share.tables, rows, at, group.schema_id)
-                    try:
-                        rows, kept, bad = debezium.unwrap(rows)
-                    except SchemaMismatch as error:
-                        kept = np.empty(0, np.int64)
-                        bad = [
-                            UndecodableRecord(i, "envelope", error.message)
-                            for i in range(len(rows))
-                        ]
-                        rows = rows.slice(0, 0)
-                    work.result.reject_all(bad, at, share.tables, group.schema_id)
-                    at = among(at, kept)
                 aliases = self._decoder.aliases(group.schema_id)
                 if share.envelope:
+                    self._moved(work, share.tables, part)
+                    part = self._unwrapped(work, share.tables, part)
                     aliases = debezium.aliases(aliases)
                 for table in map(self._to, share.tables):
-                    part = (rows, at)
-                    if share.envelope and table.exists:
-                        part = self._deleted(work, table, *part, group.schema_id)
-                    self._into(work, table, *part, aliases, group.schema_id)
+                    deleting = share.envelope and table.exists
+                    rows = self._deleted(work, table, part) if deleting else part
+                    self._into(work, table, rows, aliases)
+
+    def _unwrapped(
+        self, work: ChunkWork, tables: tuple[str, ...], group: DecodedChunk
+    ) -> DecodedChunk:
+        """The rows of change events."""
+        try:
+            rows, kept, bad = debezium.unwrap(group.rows)
+        except SchemaMismatch as error:
+            count = len(group.rows)
+            bad = [UndecodableRecord(i, "envelope", error.message) for i in range(count)]
+            rows, kept = group.rows.slice(0, 0), np.empty(0, np.int64)
+        work.result.reject_all(bad, group.index, tables, group.schema_id)
+        return replace(group, rows=rows, index=among(group.index, kept))
 
     def _undecoded(self, work: ChunkWork, rejected: UndecodableRecord, way: Route | None) -> None:
         if rejected.kind == "null" and work.changes:
@@ -96,100 +93,68 @@ class ColumnRecords(TableFitter):
             work.result.reject(Rejection(i, "null", reason, tuple(others)))
         return [record for record in rejected if record.kind != "null"]
 
-    def _deleted(
-        self,
-        work: ChunkWork,
-        table: Destination,
-        rows: pa.Table,
-        at: Longs | None,
-        schema_id: int | None,
-    ) -> tuple[pa.Table, Longs | None]:
+    def _deleted(self, work: ChunkWork, table: Destination, group: DecodedChunk) -> DecodedChunk:
         """Process the deletes among unwrapped changes. Returns the changes that are rows."""
         if not table.plan.key or table.name in work.below:
-            return rows, at
-        gone = pc.equal(rows.column("_op"), "d").to_numpy()
+            return group
+        gone = pc.equal(group.rows.column("_op"), "d").to_numpy()
         if not gone.any():
-            return rows, at
-        index = np.flatnonzero(gone)
-        fields = table.key_fields
+            return group
+        rows, at, fields = group.rows, np.flatnonzero(gone), table.key_fields
         lacking = [column for column in (fields or {}).values() if column not in rows.schema.names]
         if fields is None:
-            self._by_kafka_keys(work, table, index if at is None else at[index])
+            self._by_kafka_keys(work, table, group.positions[at])
         elif not lacking:
-            orders = column_of(rows, table.order_path)
             keys = pa.table({column: rows.column(source) for column, source in fields.items()})
-            keys = _with_order(keys, table.plan, orders).take(pa.array(index))
-            where = among(at, index)
-            self._fitted(work, table, keys, where, schema_id, work.result.gone)
+            keys = _with_order(keys, table.plan, column_of(rows, table.order_path))
+            self._fitted(work, table, replace(group, rows=keys).take(at), work.result.gone)
         else:
             fact = f"the change has no column {lacking[0]!r}, which is its key"
-            self._reject(work, table, fact, len(index), among(at, index), schema_id)
-        kept = np.flatnonzero(~gone)
-        return rows.take(pa.array(kept)), among(at, kept)
+            self._reject(work, table, fact, group.positions[at], group.schema_id)
+        return group.take(np.flatnonzero(~gone))
 
-    def _moved(
-        self,
-        work: ChunkWork,
-        names: Sequence[str],
-        rows: pa.Table,
-        at: Longs | None,
-        schema_id: int | None,
-    ) -> None:
+    def _moved(self, work: ChunkWork, names: Sequence[str], group: DecodedChunk) -> None:
         """Delete the old keys of rows whose key changed."""
         for table in map(self._to, names):
             fields = table.key_fields if table.exists else None
             # A change of a key that is Kafka's own is two records.
             if fields and table.plan.key and table.name not in work.below:
-                keys, index = debezium.left(rows, list(fields.values()))
+                keys, index = debezium.left(group.rows, list(fields.values()))
                 if len(index):
                     keys = pa.table({key: keys.column(source) for key, source in fields.items()})
-                    changed = rows.take(pa.array(index))
+                    changed = group.take(index)
                     path = debezium.path_of(table.order_path)
-                    keys = _with_order(keys, table.plan, column_of(changed, path))
-                    where = among(at, index)
-                    self._fitted(work, table, keys, where, schema_id, work.result.left)
+                    keys = _with_order(keys, table.plan, column_of(changed.rows, path))
+                    self._fitted(work, table, replace(changed, rows=keys), work.result.left)
 
     def _into(
-        self,
-        work: ChunkWork,
-        table: Destination,
-        rows: pa.Table,
-        at: Longs | None,
-        aliases: Aliases,
-        schema_id: int | None,
+        self, work: ChunkWork, table: Destination, group: DecodedChunk, aliases: Aliases
     ) -> None:
         """Fit rows of one writer schema into one table, or reject them, or record a need."""
-        if table.name in work.below or not len(rows):
+        if table.name in work.below or not len(group.rows):
             return
         if table.select is not None:
             passes = table.select.selection.passes
             aliases = {path: olds for path, olds in aliases.items() if passes(_top(path))}
-        for part, where in self._selected(work, table, rows, at, schema_id):
-            self._fit_columns(work, table, part, where, aliases, schema_id)
+        for part in self._selected(work, table, group):
+            self._fit_columns(work, table, part, aliases)
 
     def _fit_columns(
-        self,
-        work: ChunkWork,
-        table: Destination,
-        rows: pa.Table,
-        at: Longs | None,
-        aliases: Aliases,
-        schema_id: int | None,
+        self, work: ChunkWork, table: Destination, group: DecodedChunk, aliases: Aliases
     ) -> None:
+        columns = group.rows.schema
+        known = together(table.plan.aliases, aliases) if table.exists else aliases
         if not table.exists:
-            if reason := table.refused or table.unmakeable(rows.schema):
-                self._reject(work, table, reason, len(rows), at, schema_id)
-            else:
-                self._need(work, table, rows.schema, aliases)
-            return
-        known = together(table.plan.aliases, aliases)
-        verdict = table.verdict(rows.schema, known)
-        if verdict is True:
-            self._need(work, table, rows.schema, known)
-        elif verdict:
-            self._reject(work, table, verdict, len(rows), at, schema_id)
+            verdict = table.refused or table.unmakeable(columns) or True
         else:
-            self._fitted(work, table, renamed(rows, table.plan.columns, known), at, schema_id)
+            verdict = table.verdict(columns, known)
+        if verdict is True:
+            self._need(work, table, columns, known)
+        elif verdict:
+            self._reject(work, table, verdict, group.positions, group.schema_id)
+        else:
+            rows = renamed(group.rows, table.plan.columns, known)
+            self._fitted(work, table, replace(group, rows=rows))
 
     def _need(
         self, work: ChunkWork, table: Destination, columns: pa.Schema, aliases: Aliases

@@ -16,11 +16,11 @@ import pyarrow as pa
 
 from frazil.errors import SchemaMismatch
 from frazil.files.partition_values import check as check_partition
-from frazil.formats.decode_result import UndecodableRecord
+from frazil.formats.decode_result import DecodedChunk, UndecodableRecord
 from frazil.formats.decoder import RecordFormat
 from frazil.formats.unavailable_value import Placeholder, placeholder
 from frazil.kafka.record_batch import Longs
-from frazil.pipeline.chunk_result import ChunkWork, Rejection, among, nth, picked, without_offsets
+from frazil.pipeline.chunk_result import ChunkWork, Rejection, nth, without_offsets
 from frazil.pipeline.destination import Destination
 from frazil.pipeline.json_source import declared_as
 from frazil.pipeline.projection import project_rows, too_late, why_too_late
@@ -92,38 +92,38 @@ class TableFitter:
             return
         rows, index, bad = self._read_keys(table, format, columns, given)
         work.result.reject_all(bad, at, (table.name,))
-        self._delete(work, table, rows, at[index])
+        self._delete(work, table, DecodedChunk(rows, at[index]))
 
-    def _delete(self, work: ChunkWork, table: Destination, keys: pa.Table, at: Longs) -> None:
+    def _delete(self, work: ChunkWork, table: Destination, keys: DecodedChunk) -> None:
         """Delete rows by the columns of their key; in a change log, add a row for each."""
         if not table.plan.log:
-            self._fitted(work, table, keys, at, None, work.result.gone)
+            self._fitted(work, table, keys, work.result.gone)
             return
-        for part, where in self._beside_keys(work, table, keys, at):
-            self._fitted(work, table, with_op(part, "d"), where, None)
+        for part in self._beside_keys(work, table, keys):
+            self._fitted(work, table, with_op(part, "d"))
 
     def _by_kafka_keys(self, work: ChunkWork, table: Destination, at: Longs) -> None:
         """Delete the rows of records whose key columns are selected from their Kafka key."""
         assert table.select is not None
         names, reject = table.plan.key or table.plan.log, self._unselected(work, table)
-        for keys, where in self._selects.keys(work, table.select, at, reject, names):
-            self._delete(work, table, keys, np.arange(len(keys)) if where is None else where)
+        for keys in self._selects.keys(work, table.select, at, reject, names):
+            self._delete(work, table, keys)
 
     def _beside_keys(
-        self, work: ChunkWork, table: Destination, keys: pa.Table, at: Longs
-    ) -> Iterator[tuple[pa.Table, Longs]]:
+        self, work: ChunkWork, table: Destination, keys: DecodedChunk
+    ) -> Iterator[DecodedChunk]:
         """Deletes with the columns that a select makes without a value."""
         if table.select is None:
-            yield keys, at
+            yield keys
             return
-        reject = self._unselected(work, table)
-        for beside, where in self._selects.keys(work, table.select, at, reject):
-            positions = at if where is None else where
-            part = keys.take(pa.array(np.searchsorted(at, positions)))
-            for column in beside.schema.names:
-                if column not in part.schema.names:
-                    part = part.append_column(beside.schema.field(column), beside.column(column))
-            yield part, positions
+        at, reject = keys.positions, self._unselected(work, table)
+        for beside in self._selects.keys(work, table.select, at, reject):
+            part = keys.take(np.searchsorted(at, beside.positions))
+            rows = part.rows
+            for field, column in zip(beside.rows.schema, beside.rows.columns, strict=True):
+                if field.name not in rows.schema.names:
+                    rows = rows.append_column(field, column)
+            yield replace(part, rows=rows)
 
     def _read_keys(
         self,
@@ -165,41 +165,34 @@ class TableFitter:
         return reject
 
     def _selected(
-        self,
-        work: ChunkWork,
-        table: Destination,
-        rows: pa.Table,
-        at: Longs | None,
-        schema_id: int | None,
-    ) -> Iterator[tuple[pa.Table, Longs | None]]:
+        self, work: ChunkWork, table: Destination, group: DecodedChunk
+    ) -> Iterator[DecodedChunk]:
         """Rows with the columns of their table: those of its select, and a change log's own."""
         if table.mode == LOG:
-            rows = with_op(rows, "u")
+            group = with_op(group, "u")
         if table.select is None:
-            yield rows, at
+            yield group
             return
         # Before a mask or a digest hides that a value was not sent.
-        rows, at = self._available(work, table, rows, at, schema_id)
-        reject = self._unselected(work, table, schema_id)
-        yield from self._selects.rows(work, table.select, rows, at, reject)
+        group = self._available(work, table, group)
+        reject = self._unselected(work, table, group.schema_id)
+        yield from self._selects.rows(work, table.select, group, reject)
 
     def _fitted(
         self,
         work: ChunkWork,
         table: Destination,
-        rows: pa.Table,
-        at: Longs | None,
-        schema_id: int | None,
+        group: DecodedChunk,
         deletes: list[tuple[str, pa.Table]] | None = None,
     ) -> None:
         """Fit rows into the table's schema and add them to the result, or keys to `deletes`.
         Rows that do not fit are rejected one by one."""
-        rows, at = self._in_time(work, table, rows, at, schema_id)
+        group = self._in_time(work, table, group)
         if deletes is None:
-            rows, at = self._available(work, table, rows, at, schema_id)
+            group = self._available(work, table, group)
+        rows, plan = group.rows, table.plan
         if not len(rows):
             return
-        plan = table.plan
         target = plan.shape.arrow if deletes is None else plan.of_deletes
         try:
             shaped = project_rows(
@@ -207,81 +200,60 @@ class TableFitter:
                 target,
                 plan.metadata,
                 work.partition,
-                picked(work.opened.offsets, at),
-                picked(work.opened.stamps, at),
+                group.of(work.opened.offsets),
+                group.of(work.opened.stamps),
             )
             if deletes is None:
                 check_partition(shaped, plan.shape.schema, plan.shape.spec, plan.shape.name)
                 _check_order(shaped, plan)
         except SchemaMismatch as error:
-            positions = np.arange(len(rows)) if at is None else at
             if len(rows) == 1:
-                self._reject(work, table, error.message, 1, positions, schema_id)
+                self._reject(work, table, error.message, group.positions, group.schema_id)
                 return
             for part in _parts(rows, plan):
-                some = rows.take(pa.array(part))
-                self._fitted(work, table, some, positions[part], schema_id, deletes)
+                self._fitted(work, table, group.take(part), deletes)
             return
         (work.result.rows if deletes is None else deletes).append((table.name, shaped))
 
-    def _in_time(
-        self,
-        work: ChunkWork,
-        table: Destination,
-        rows: pa.Table,
-        at: Longs | None,
-        schema_id: int | None,
-    ) -> tuple[pa.Table, Longs | None]:
+    def _in_time(self, work: ChunkWork, table: Destination, group: DecodedChunk) -> DecodedChunk:
         """Reject records whose timestamp does not fit the table's timestamp column. Returns the
         others."""
-        stamps = picked(work.opened.stamps, at)
+        stamps = group.of(work.opened.stamps)
         late = too_late(stamps) if table.plan.metadata.timestamp else np.empty(0, np.int64)
         if not len(late):
-            return rows, at
+            return group
         for i in late.tolist():
-            reason = why_too_late(int(stamps[i]))
-            rejection = Rejection(nth(at, i), "timestamp", reason, (table.name,), schema_id)
+            why, at = why_too_late(int(stamps[i])), nth(group.index, i)
+            rejection = Rejection(at, "timestamp", why, (table.name,), group.schema_id)
             self._misfit(work, table, rejection)
-        kept = np.delete(np.arange(len(rows)), late)
-        return rows.take(pa.array(kept)), among(at, kept)
+        return group.take(np.delete(np.arange(len(stamps)), late))
 
-    def _available(
-        self,
-        work: ChunkWork,
-        table: Destination,
-        rows: pa.Table,
-        at: Longs | None,
-        schema_id: int | None,
-    ) -> tuple[pa.Table, Longs | None]:
+    def _available(self, work: ChunkWork, table: Destination, group: DecodedChunk) -> DecodedChunk:
         """Reject records that would overwrite a value of an upsert table with Debezium's
         placeholder, in the envelope or flattened. Other tables write the placeholder as sent."""
         if table.mode != UPSERT:
-            return rows, at
+            return group
         value = placeholder(self._plan.format.unavailable)
         if value is None:
-            return rows, at
-        bad = np.zeros(len(rows), bool)
-        for column, mask in value.in_columns(rows).items():
+            return group
+        bad = np.zeros(len(group.rows), bool)
+        for column, mask in value.in_columns(group.rows).items():
             for i in np.flatnonzero(mask & ~bad).tolist():
-                reason = not_carried(table.name, column, value)
-                rejection = Rejection(nth(at, i), UNAVAILABLE, reason, (table.name,), schema_id)
+                why, at = not_carried(table.name, column, value), nth(group.index, i)
+                rejection = Rejection(at, UNAVAILABLE, why, (table.name,), group.schema_id)
                 work.result.reject(rejection)
             bad |= mask
-        if not bad.any():
-            return rows, at
-        kept = np.flatnonzero(~bad)
-        return rows.take(pa.array(kept)), among(at, kept)
+        return group.take(np.flatnonzero(~bad)) if bad.any() else group
 
     def _reject(
         self,
         work: ChunkWork,
         table: Destination,
         reason: str,
-        count: int,
-        at: Longs | None,
-        schema_id: int | None,
+        at: Longs,
+        schema_id: int | None = None,
     ) -> None:
-        for i in range(count) if at is None else at.tolist():
+        for i in at.tolist():
             self._misfit(work, table, Rejection(i, "misfit", reason, (table.name,), schema_id))
 
     def _misfit(self, work: ChunkWork, table: Destination, rejection: Rejection) -> None:
@@ -297,12 +269,15 @@ class TableFitter:
         work.result.reject(rejection)
 
 
-def with_op(rows: pa.Table, op: str) -> pa.Table:
+def with_op(group: DecodedChunk, op: str) -> DecodedChunk:
     """Rows with column `_op`: `op` where a row has no operation of its own."""
-    if "_op" not in rows.schema.names:
-        return rows.append_column(OP, pa.repeat(pa.scalar(op, OP.type), len(rows)))
+    rows = group.rows
     at = rows.schema.get_field_index("_op")
-    return rows.set_column(at, OP, rows.column("_op").cast(OP.type).fill_null(op))
+    if at < 0:
+        every = pa.repeat(pa.scalar(op, OP.type), len(rows))
+        return replace(group, rows=rows.append_column(OP, every))
+    ops = rows.column(at).cast(OP.type).fill_null(op)
+    return replace(group, rows=rows.set_column(at, OP, ops))
 
 
 def not_carried(name: str, column: str, value: Placeholder) -> str:

@@ -18,13 +18,13 @@ import pyarrow as pa
 from frazil.arrow import default_values
 from frazil.arrow.byte_slices import ByteSlices
 from frazil.formats import debezium, json_inference
-from frazil.formats.decode_result import UndecodableRecord
+from frazil.formats.decode_result import DecodedChunk, UndecodableRecord, among
 from frazil.formats.decoder import Decoder, RecordFormat
 from frazil.formats.json_columns import UnexpectedJson, wanted
 from frazil.formats.json_values import IGNORED
 from frazil.formats.unavailable_value import placeholder
 from frazil.kafka.record_batch import Longs
-from frazil.pipeline.chunk_result import ChunkWork, Rejection, among, nth
+from frazil.pipeline.chunk_result import ChunkWork, Rejection, nth
 from frazil.pipeline.destination import Destination
 from frazil.pipeline.evolution import together
 from frazil.pipeline.field_text import peek
@@ -99,7 +99,7 @@ class JsonRecords(TableFitter):
         work.result.skipped += len(values)
         if with_field is None:
             return
-        where = np.arange(len(values)) if at is None else at
+        where = _positions(values, at)
         without = np.flatnonzero(~with_field[where])
         objects = pa.schema([], {IGNORED: b"*"})
         _, broken = Decoder(self._plan.format, objects).decode(values.take(without))
@@ -142,7 +142,7 @@ class JsonRecords(TableFitter):
             np.int64,
         )
         where = among(at, np.array(list(pairs), np.int64)[some[moved]])
-        self._fitted(work, table, rows.take(moved), where, None, work.result.left)
+        self._fitted(work, table, DecodedChunk(rows.take(moved), where), work.result.left)
 
     def _json_into(
         self,
@@ -156,7 +156,7 @@ class JsonRecords(TableFitter):
         if table.name in work.below:
             return
         if table.mode:
-            where = np.arange(len(values)) if at is None else at
+            where = _positions(values, at)
             values = ByteSlices.of(values)
             nulls = values.nulls
             self._tombstones(work, table, where[nulls])
@@ -172,7 +172,7 @@ class JsonRecords(TableFitter):
                 return
         if not table.exists:
             if table.refused:
-                self._reject(work, table, table.refused, len(values), at, None)
+                self._reject(work, table, table.refused, _positions(values, at))
             else:
                 learn = self._learn if table.json.inferring else self._declare
                 _, reasons = learn(work, table, enumerate(values))
@@ -183,7 +183,7 @@ class JsonRecords(TableFitter):
         if table.json_verdict is True:
             work.result.need(table.name, table.json.expected, {})
         elif table.json_verdict:
-            self._reject(work, table, table.json_verdict, len(values), at, None)
+            self._reject(work, table, table.json_verdict, _positions(values, at))
         else:
             self._decoded(work, table, values, at)
 
@@ -194,8 +194,9 @@ class JsonRecords(TableFitter):
         groups, rejected = table.json_shape.decode(values)
         for group in groups:
             rows = default_values.of_json(group.rows, table.json.shape, values, group.index)
-            for part, positions in self._selected(work, table, rows, among(at, group.index), None):
-                self._fit_part(work, table, part, positions)
+            whole = DecodedChunk(rows, among(at, group.index))
+            for part in self._selected(work, table, whole):
+                self._fit_part(work, table, part)
         reasons = {record.index: record for record in rejected}
         misshapen = [i for i, record in reasons.items() if record.kind == "shape"]
         if misshapen and table.plan.aliases and table.select is None:
@@ -210,20 +211,19 @@ class JsonRecords(TableFitter):
             if i not in later and (record.kind != "shape" or i in unlike):
                 self._unlike(work, table, record, nth(at, i))
 
-    def _fit_part(
-        self, work: ChunkWork, table: Destination, rows: pa.Table, at: Longs | None
-    ) -> None:
+    def _fit_part(self, work: ChunkWork, table: Destination, group: DecodedChunk) -> None:
         """Fit rows into the table. A select may give columns that the table lacks."""
+        columns = group.rows.schema
         verdict: str | bool = False
         if table.select is not None:
             aliases = table.plan.aliases if table.plan.evolution == "evolve" else {}
-            verdict = table.verdict(rows.schema, aliases, relax=False)
+            verdict = table.verdict(columns, aliases, relax=False)
         if verdict is True:
-            work.result.need(table.name, rows.schema, {})
+            work.result.need(table.name, columns, {})
         elif verdict:
-            self._reject(work, table, verdict, len(rows), at, None)
+            self._reject(work, table, verdict, group.positions)
         else:
-            self._fitted(work, table, rows, at, None)
+            self._fitted(work, table, group)
 
     def _unlike(
         self, work: ChunkWork, table: Destination, rejected: UndecodableRecord, at: int
@@ -250,7 +250,7 @@ class JsonRecords(TableFitter):
         for group in groups:
             where = among(np.array(misshapen, np.int64), group.index)
             rows = default_values.of_json(group.rows, table.json.shape, texts, group.index)
-            self._fitted(work, table, rows, among(at, where), None)
+            self._fitted(work, table, DecodedChunk(rows, among(at, where)))
         return [misshapen[record.index] for record in rejected]
 
     def _learn(
@@ -332,6 +332,10 @@ class JsonRecords(TableFitter):
         value = placeholder(self._plan.format.unavailable)
         if value is not None and (column := json_inference.holder(kind, value.text)):
             raise UnexpectedJson(UNAVAILABLE, not_carried(name, column, value))
+
+
+def _positions(values: Sequence[bytes | None], at: Longs | None) -> Longs:
+    return np.arange(len(values)) if at is None else at
 
 
 def _ordered_json(key: bytes, row: bytes, path: str) -> bytes:

@@ -16,10 +16,10 @@ import pyarrow as pa
 
 from frazil.errors import ConfigError
 from frazil.formats import debezium
-from frazil.formats.decode_result import UndecodableRecord
+from frazil.formats.decode_result import DecodedChunk, UndecodableRecord, among
 from frazil.formats.decoder import Decoder, RecordFormat
 from frazil.kafka.record_batch import Longs
-from frazil.pipeline.chunk_result import ChunkWork, among
+from frazil.pipeline.chunk_result import ChunkWork
 from frazil.pipeline.selection import (
     RecordEnvelope,
     SelectPlan,
@@ -30,7 +30,6 @@ from frazil.pipeline.selection import (
 
 #: Position of a record, kind and reason of its rejection.
 Reject = Callable[[int, str, str], None]
-Part = tuple[pa.Table, Longs | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,14 +64,13 @@ class TableSelects:
         self._decoder: Decoder | None = None
 
     def rows(
-        self, work: ChunkWork, plan: SelectPlan, rows: pa.Table, at: Longs | None, reject: Reject
-    ) -> Iterator[Part]:
+        self, work: ChunkWork, plan: SelectPlan, group: DecodedChunk, reject: Reject
+    ) -> Iterator[DecodedChunk]:
         """The rows with the table's columns, in one part or several."""
-        for some, envelope in self._envelopes(work, plan, len(rows), at, reject):
-            part = rows if some is None else rows.take(pa.array(some))
-            yield from _halved(
-                lambda r, e: selected(plan, r, e), part, envelope, among(at, some), reject
-            )
+        count = len(group.rows)
+        for some, envelope in self._envelopes(work, plan, count, group.index, reject):
+            part = group if some is None else group.take(some)
+            yield from _halved(lambda r, e: selected(plan, r, e), part, envelope, reject)
 
     def keys(
         self,
@@ -81,7 +79,7 @@ class TableSelects:
         at: Longs,
         reject: Reject,
         names: Sequence[str] | None = None,
-    ) -> Iterator[Part]:
+    ) -> Iterator[DecodedChunk]:
         """The columns of records that need no value: key, headers, constants. `names`: only these,
         none of them null."""
         wanted = None if names is None else dict.fromkeys(names)
@@ -97,8 +95,8 @@ class TableSelects:
             return table
 
         for some, envelope in self._envelopes(work, plan, len(at), at, refuse):
-            rows = pa.table({"": pa.nulls(envelope.count)})
-            yield from _halved(made, rows, envelope, among(at, some), refuse)
+            part = DecodedChunk(pa.table({"": pa.nulls(envelope.count)}), among(at, some))
+            yield from _halved(made, part, envelope, refuse)
 
     def _envelopes(
         self, work: ChunkWork, plan: SelectPlan, count: int, at: Longs | None, reject: Reject
@@ -170,23 +168,18 @@ def _payload(key: bytes, names: Sequence[str]) -> bytes:
 
 def _halved(
     made: Callable[[pa.Table, RecordEnvelope], pa.Table],
-    rows: pa.Table,
+    group: DecodedChunk,
     envelope: RecordEnvelope,
-    at: Longs | None,
     reject: Reject,
-) -> Iterator[Part]:
+) -> Iterator[DecodedChunk]:
     """The rows together, or in halves, down to the record at fault."""
-    if not len(rows):
+    if not len(group.rows):
         return
     try:
-        yield made(rows, envelope), at
+        yield replace(group, rows=made(group.rows, envelope))
     except Unselectable as error:
-        positions = np.arange(len(rows)) if at is None else at
-        if len(rows) == 1:
-            reject(int(positions[0]), "misfit", str(error))
+        if len(group.rows) == 1:
+            reject(int(group.positions[0]), "misfit", str(error))
             return
-        for part in np.array_split(np.arange(len(rows)), 2):
-            index = pa.array(part)
-            yield from _halved(
-                made, rows.take(index), envelope.take(index), positions[part], reject
-            )
+        for part in np.array_split(np.arange(len(group.rows)), 2):
+            yield from _halved(made, group.take(part), envelope.take(pa.array(part)), reject)
