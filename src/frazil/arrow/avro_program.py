@@ -23,8 +23,8 @@ class AvroProgram(ColumnProgram):
 
     def __init__(self, top: AvroType) -> None:
         types = list(_flat(top))
-        node = _node(top.field(""), top)
-        super().__init__(node, native.decode, native.FRAME_WORDS * (len(types) + 1))
+        stack = native.FRAME_WORDS * (len(types) + 1)
+        super().__init__(_node(top.field(""), top), native.decode, stack)
         for node, avro_type in zip(self._nodes, types, strict=True):
             if node.kind == native.ENUM:
                 node.words[native.TABLE // 8] = self._keep(self._symbols(avro_type.symbols))

@@ -49,7 +49,7 @@ class Destination:
     # ── how its records are read ─────────────────────────────────────────────────────────────────
 
     @cached_property
-    def json(self) -> JsonSource:
+    def json_source(self) -> JsonSource:
         key_format = self._plan.key_format
         return JsonSource(
             self._plan.format,
@@ -61,12 +61,12 @@ class Destination:
 
     @cached_property
     def json_verdict(self) -> str | bool:
-        """The verdict (see below) on the table's own columns and those that the config adds."""
-        return self._verdict(self.json.expected, {}, relax=True)
+        """The `verdict` on the columns that the table must have whatever records hold."""
+        return self._verdict(self.json_source.expected, {}, relax=True)
 
     @cached_property
-    def json_shape(self) -> JsonShape:
-        fields = self.json.shape
+    def json_reader(self) -> JsonShape:
+        fields = self.json_source.shape
         return JsonShape(default_values.loosened(fields).with_metadata(fields.metadata))
 
     @cached_property
@@ -105,8 +105,8 @@ class Destination:
 
     def verdict(self, columns: pa.Schema, aliases: Aliases, relax: bool = True) -> str | bool:
         """False: records with these columns fit. True: they fit after a change of the table.
-        Otherwise the reason why they never fit. `relax`: a column that they lack may become
-        optional; an object without a field implies nothing about the next."""
+        Otherwise the reason why they never fit. `relax`: a column that they lack becomes optional;
+        not so where an object without a field implies nothing about the next."""
         key = f"{columns.to_string()} {aliases} {relax}"
         if key not in self._verdicts:
             self._verdicts[key] = self._verdict(columns, aliases, relax)
@@ -146,7 +146,7 @@ class Destination:
     def _unchangeable(self, kind: dict[str, Any]) -> str:
         votes = json_inference.Votes()
         json_inference.vote(votes, kind)
-        fixed = self.json.fixed
+        fixed = self.json_source.fixed
         columns = json_inference.columns(votes, self.plan.columns if self.exists else fixed)
         if not self.exists:
             named = bool(kind or len(fixed))

@@ -46,6 +46,7 @@ class TableFitter:
         self._destinations: dict[str, Destination] = {}
 
     def _to(self, name: str) -> Destination:
+        """The table of this name."""
         if name not in self._destinations:
             self._destinations[name] = Destination(name, self._plan)
         return self._destinations[name]

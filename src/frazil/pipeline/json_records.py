@@ -174,14 +174,14 @@ class JsonRecords(TableFitter):
             if table.refused:
                 self._reject(work, table, table.refused, _positions(values, at))
             else:
-                learn = self._learn if table.json.inferring else self._declare
+                learn = self._learn if table.json_source.inferring else self._declare
                 _, reasons = learn(work, table, enumerate(values))
                 for i, record in reasons.items():
                     self._unlike(work, table, record, nth(at, i))
             return
         # The table's own columns fit; declared and metadata columns can be missing.
         if table.json_verdict is True:
-            work.result.need(table.name, table.json.expected, {})
+            work.result.need(table.name, table.json_source.expected, {})
         elif table.json_verdict:
             self._reject(work, table, table.json_verdict, _positions(values, at))
         else:
@@ -191,9 +191,9 @@ class JsonRecords(TableFitter):
         self, work: ChunkWork, table: Destination, values: Sequence[bytes | None], at: Longs | None
     ) -> None:
         """Decode JSON values into a table that has all columns known to the config."""
-        groups, rejected = table.json_shape.decode(values)
+        groups, rejected = table.json_reader.decode(values)
         for group in groups:
-            rows = default_values.of_json(group.rows, table.json.shape, values, group.index)
+            rows = default_values.of_json(group.rows, table.json_source.shape, values, group.index)
             whole = DecodedChunk(rows, among(at, group.index))
             for part in self._selected(work, table, whole):
                 self._fit_part(work, table, part)
@@ -202,7 +202,7 @@ class JsonRecords(TableFitter):
         if misshapen and table.plan.aliases and table.select is None:
             misshapen = self._by_old_names(work, table, values, misshapen, at)
         later = set[int]()
-        learning = table.plan.evolution == "evolve" and table.json.inferring
+        learning = table.plan.evolution == "evolve" and table.json_source.inferring
         if misshapen and learning and not table.refused:
             later, misfits = self._learn(work, table, ((i, values[i]) for i in misshapen))
             reasons |= misfits
@@ -246,10 +246,10 @@ class JsonRecords(TableFitter):
         still do not fit."""
         newer = _newer(table.plan)
         texts: list[bytes | None] = [_under(values[i], newer) for i in misshapen]
-        groups, rejected = table.json_shape.decode(texts)
+        groups, rejected = table.json_reader.decode(texts)
         for group in groups:
             where = among(np.array(misshapen, np.int64), group.index)
-            rows = default_values.of_json(group.rows, table.json.shape, texts, group.index)
+            rows = default_values.of_json(group.rows, table.json_source.shape, texts, group.index)
             self._fitted(work, table, DecodedChunk(rows, among(at, where)))
         return [misshapen[record.index] for record in rejected]
 
@@ -262,7 +262,7 @@ class JsonRecords(TableFitter):
         """Infer a need of the table from JSON values. Returns the positions of values that would
         fit after the change, and the reasons why the others never fit. Each wanted change is
         possible by itself; where two contradict each other, votes decide."""
-        source = table.json
+        source = table.json_source
         base = source.columns if table.exists else source.fixed
         judged = default_values.loosened(source.judged)
         own_names = not table.exists or table.select is not None
@@ -311,7 +311,7 @@ class JsonRecords(TableFitter):
         values: Iterable[tuple[int, bytes | None]],
     ) -> tuple[set[int], dict[int, UndecodableRecord]]:
         """As `_learn` for a table that is not there, where only declared fields become columns."""
-        columns = table.json.fixed
+        columns = table.json_source.fixed
         if table.mode == LOG and "_op" not in columns.names:
             columns = columns.append(OP)
         why = table.unmakeable(columns)
