@@ -8,6 +8,7 @@ both sides. Rows are counted on both sides.
 
     plain     Avro orders, both sides
     headers   the same orders with one header each, Frazil against its own plain
+    alone     fetch, decode and write of the plain topic without Spark, staging and commit
     json      the same orders as JSON, both sides; a quarter of the rows
 
     make bench                       # 16M records, six times each: about ten minutes
@@ -29,6 +30,7 @@ from typing import Any
 
 import psutil
 
+from alone import Batch, noted_batches, seconds_alone
 from frazil.spark import jars
 from frazil.testing import datagen
 from frazil.testing.jars import spark_kafka_jars
@@ -102,6 +104,8 @@ def _in_turns(folder: Path, broker: Broker, counts: dict[str, int], repeat: int)
                     f"  {number + 1}/{repeat} {case:>7} {name:>6}: {run['seconds']:6.2f} s "
                     f"{rows / run['seconds']:>9,.0f} rows/s  cpu {run['cpu']:.1f} s"
                 )
+    if "plain" in counts and "frazil" in sides:
+        runs["plain", "alone"] = [sides["frazil"].ask(alone=True)]
     for side in sides.values():
         side.end()
     return runs
@@ -131,6 +135,12 @@ def _summary(counts: dict[str, int], repeat: int, runs: Runs) -> dict[str, Any]:
             "spark_cpu_s_per_million": round(cpu("plain", "spark"), 2),
             "broker_cpu_s_per_million": round(cpu("plain", "frazil", "broker_cpu"), 2),
             "frazil_seconds_by_station": _by_station(frazil[-warm:]),
+            "alone_rows_per_s": round(counts["plain"] / runs["plain", "alone"][0]["seconds"]),
+            "pipeline_share": round(
+                runs["plain", "alone"][0]["seconds"]
+                / statistics.median(run["seconds"] for run in frazil[-warm:]),
+                2,
+            ),
             "frazil_seconds": [round(run["seconds"], 2) for run in frazil],
             "spark_seconds": [round(run["seconds"], 2) for run in spark],
         }
@@ -152,8 +162,10 @@ def _summary(counts: dict[str, int], repeat: int, runs: Runs) -> dict[str, Any]:
     result["warm_repetitions"] = warm
     say(f"\n{'':16}{'rows/s':>12}{'CPU-s per million':>20}")
     for case, name in runs:
+        if name == "alone":
+            continue
         say(f"{case:8}{name:8}{rate(case, name):>12,.0f}{cpu(case, name):>20.2f}")
-    shown = ("ratio", "ratio_cold", "cpu_ratio", "ratio_headers", "ratio_json")
+    shown = ("ratio", "ratio_cold", "cpu_ratio", "ratio_headers", "ratio_json", "pipeline_share")
     say(", ".join(f"{key} {result[key]}" for key in shown if key in result))
     split = result.get("frazil_seconds_by_station", {})
     say("seconds by station (tasks added up): " + ", ".join(f"{k} {v}" for k, v in split.items()))
@@ -254,8 +266,12 @@ def frazil_side(settings: dict[str, Any]) -> Job:
         )
 
     spark = session(config("plain", 0), say=say)
+    plain: list[Batch] = []
 
     def job(request: dict[str, Any]) -> dict[str, Any]:
+        if request.get("alone"):
+            slots = spark.sparkContext.defaultParallelism
+            return {"seconds": sum(seconds_alone(batch, slots) for batch in plain)}
         case, number = request["case"], request["number"]
         monitor = request.get("monitored", False)
         steps: list[Step] = []
@@ -263,10 +279,13 @@ def frazil_side(settings: dict[str, Any]) -> Job:
         if monitor:
             seconds = monitored_run(config(case, number, True), spark, steps, f"{folder}/log")
         else:
-            sink = Sink(config(case, number), on_step=steps.append).start(spark)
-            sink.wait_until(sink.ends())
-            seconds = time.monotonic() - began
-            sink.stop()
+            with noted_batches() as batches:
+                sink = Sink(config(case, number), on_step=steps.append).start(spark)
+                sink.wait_until(sink.ends())
+                seconds = time.monotonic() - began
+                sink.stop()
+            if case == "plain":
+                plain[:] = batches
         counted = spark.table(f"lake.db.{case}{number}").count()
         return {"seconds": seconds, "rows": counted, "split": _split(steps)}
 

@@ -49,6 +49,7 @@ CONNECT_JARS = (
     f"org.apache.kafka:connect-runtime:{CONNECT}",
     f"org.apache.kafka:connect-json:{CONNECT}",
     "org.apache.iceberg:iceberg-kafka-connect:1.12.0",
+    "org.apache.iceberg:iceberg-parquet:1.12.0",
     "io.apicurio:apicurio-registry-utils-converter:2.6.13.Final",
     "org.slf4j:slf4j-simple:1.7.36",
 )
@@ -341,16 +342,19 @@ class FlinkSide:
 
 
 class _FlinkJob:
+    """A job, and the mini cluster that Flink starts for it and shuts down after it."""
+
     def __init__(self, result: Any) -> None:
         self._result = result
+        self._ended = False
 
     def wait(self, rows: int) -> None:
         getattr(self._result, "await")()
+        self._ended = True
 
     def stop(self) -> None:
-        client = self._result.getJobClient().get()
-        if not client.getJobStatus().get().isGloballyTerminalState():
-            client.cancel().get()
+        if not self._ended:
+            self._result.getJobClient().get().cancel().get()
 
 
 # ── Iceberg's Kafka Connect sink ─────────────────────────────────────────────────────────────────

@@ -2,10 +2,11 @@
 
 Four topics of the same orders: Avro, Avro with key and headers, JSON, Avro over TLS. Every side
 writes each of them into an Iceberg table, in turns, so that all see the same noise. Cold is the
-first job of a new process; its start is counted. Warm jobs follow in the same process. Then every
-side follows a topic that takes orders at a steady rate, and commits every five seconds.
+first job of a new process; its start is counted. Warm jobs follow in the same process; the last
+three of six count, as a JVM is warm at its fourth. Then every side follows a topic that takes
+orders at a steady rate, and commits every five seconds.
 
-    make bench WHAT=peers                          # three warm jobs each: about an hour
+    make bench WHAT=peers                          # 12M rows a job: about an hour
     make bench WHAT=peers ARGS='--rows 500000 --repeat 1 --cases avro --seconds 0'
     make bench WHAT=peers ARGS='--write docs'      # also writes docs/benchmarks.md and its plot
 """
@@ -31,6 +32,9 @@ from peer_jobs import COMMIT_SECONDS, SIDES, Catalog
 from peer_topics import CASES, Lake, Servers, Topic
 from side import Side, answer_requests
 
+#: The last jobs of a side, of which the median is taken.
+WARM = 3
+
 
 def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
@@ -51,6 +55,27 @@ def compare(options: argparse.Namespace) -> dict[str, Any]:
                 result["freshness"] = {
                     side: freshness(options, folder, lake, side) for side in options.sides
                 }
+    return result | {"ratios": ratios(result["cases"])}
+
+
+def ratios(cases: dict[str, Any]) -> dict[str, dict[str, float]]:
+    """Frazil's rows per second and CPU seconds by those of its peers and of its own plain Avro."""
+    result: dict[str, dict[str, float]] = {}
+    for case, sides in cases.items():
+        peers = [of for name, of in sides.items() if name != "frazil"]
+        if "frazil" not in sides or not peers:
+            continue
+        own, plain = sides["frazil"], cases.get("avro", {}).get("frazil")
+        rates = {"best_peer": max(peer["rows_per_s"] for peer in peers)}
+        if "spark" in sides:
+            rates["spark"] = sides["spark"]["rows_per_s"]
+        if plain and case != "avro":
+            rates["own_avro"] = plain["rows_per_s"]
+        result[case] = {
+            f"to_{name}": round(own["rows_per_s"] / of, 2) for name, of in rates.items()
+        }
+        least = min(peer["cpu_s_per_million"] for peer in peers)
+        result[case]["cpu_of_best_peer"] = round(least / own["cpu_s_per_million"], 2)
     return result
 
 
@@ -81,7 +106,7 @@ def throughput(options: argparse.Namespace, folder: Path, topic: Topic) -> dict[
 
 
 def _summary(rows: int, runs: list[dict[str, Any]]) -> dict[str, Any]:
-    cold, *warm = runs
+    cold, warm = runs[0], runs[1:][-WARM:]
     rates = sorted(rows / run["seconds"] for run in warm)
     cpu = sorted(run["cpu"] / rows * 1e6 for run in warm)
     return {
@@ -167,8 +192,10 @@ def answer(name: str, settings: dict[str, Any]) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--rows", type=int, default=4_000_000)
-    parser.add_argument("--repeat", type=int, default=3, help="warm jobs of each side")
+    parser.add_argument("--rows", type=int, default=12_000_000)
+    parser.add_argument(
+        "--repeat", type=int, default=5, help="jobs of each side after the cold one"
+    )
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--sides", nargs="+", choices=SIDES, default=list(SIDES))
     parser.add_argument("--rate", type=float, default=50_000, help="orders per second")

@@ -22,6 +22,12 @@ NAMES = {
     "flink": "Flink SQL → Iceberg sink (V2)",
     "connect": "Iceberg's Kafka Connect sink",
 }
+_RATIOS = {
+    "to_best_peer": "rows/s by the best peer's",
+    "to_spark": "by Spark's",
+    "to_own_avro": "by its own of plain Avro",
+    "cpu_of_best_peer": "CPU of the best peer by Frazil's",
+}
 _HEADINGS = (
     "",
     "rows/s warm",
@@ -95,6 +101,9 @@ def peers_table(measured: dict[str, Any]) -> str:
     parts = []
     for case, sides in measured["cases"].items():
         parts += [f"### {CASES[case]}", "", *rows(_HEADINGS, _figures(sides)), ""]
+        if of_case := measured["ratios"].get(case):
+            shown = (f"{_RATIOS[name]} {ratio:.2f}" for name, ratio in of_case.items())
+            parts += [f"Frazil: {', '.join(shown)}.", ""]
     if measured.get("freshness"):
         parts += ["### Freshness", ""]
         heads = ("", "p50, s", "p95, s", "commits")

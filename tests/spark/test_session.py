@@ -19,6 +19,19 @@ def test_workers_check_no_archive_before_each_task(spark: Any):
     assert spark.sparkContext.parallelize([0], 1).flatMap(archives).collect() == []
 
 
+def test_a_worker_is_forked_with_all_that_its_first_task_imports(spark: Any):
+    def facts(_: int) -> Iterator[object]:
+        import os
+        import sys
+
+        yield {name: name in sys.modules for name in ["frazil.pipeline.task"]}
+        yield os.environ["MIMALLOC_ALLOW_THP"]
+
+    loaded, huge_pages = spark.sparkContext.parallelize([0], 1).flatMap(facts).collect()
+    assert loaded["frazil.pipeline.task"]
+    assert huge_pages == "0"
+
+
 def test_what_spark_takes_only_at_its_start_is_known_to_be_of_the_process(spark: Any):
     """A new version of Spark may have more of them."""
     known = spark._jvm.java.lang.Class.forName("org.apache.spark.sql.internal.SQLConf$")

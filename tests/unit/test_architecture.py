@@ -90,6 +90,7 @@ LATE = {
     "spark.open_table": 2,  # Spark only where it is needed
     "auditing.evidence": 1,  # and Kafka's client only where the broker is asked
     "testing.process": 5,  # the parent process, which also imports it, needs no Spark
+    "arrow.lazy_polars": 1,  # only where it is used, and after a worker is forked
     "spark.worker_daemon": 1,  # what is imported before the fork is chosen line by line
     "spark.jars": 1,  # a broker's jars are fetched without paying for Spark's import
 }
@@ -278,6 +279,8 @@ def test_only_a_few_modules_know_spark():
         ("frazil.ops.status", ("pyspark", "py4j", "pyiceberg", "pandas")),
         # Spark starts a Python process for the planner of every query
         ("frazil.kafka.range_source", ("pyarrow", "pyiceberg", "polars")),
+        # Spark's worker daemon imports it before it forks: polars starts threads
+        ("frazil.pipeline.task", ("polars",)),
     ],
 )
 def test_importing_a_module_loads_nothing_of_weight(module: str, heavy: tuple[str, ...]):

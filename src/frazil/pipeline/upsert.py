@@ -31,10 +31,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from frazil.arrow.lazy_polars import pl
 from frazil.files.writer import DataFileDescriptor, OpenFiles, TableWriter, WriterSpec
 from frazil.kafka.record_batch import Longs
 from frazil.offsets import Partition

@@ -16,7 +16,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyiceberg.conversions import from_bytes
@@ -30,6 +29,7 @@ from pyiceberg.types import (
     TimestamptzType,
 )
 
+from frazil.arrow.lazy_polars import pl
 from frazil.errors import Conflict
 from frazil.files.parquet import open_data_file
 from frazil.files.writer import WriterSpec, file_io

@@ -10,8 +10,13 @@ again, tens of milliseconds for the jar alone.
 import gc
 import importlib
 import importlib.machinery
+import os
 import re
 import sys
+
+# mimalloc, Arrow's allocator, asks for huge pages, and reads this when it is loaded. Where the
+# kernel must first make room for one, each takes milliseconds: seconds in a worker's first batch.
+os.environ.setdefault("MIMALLOC_ALLOW_THP", "0")
 
 _SPARKS = re.compile(r".*\b(pyspark.*\.zip|py4j.*\.zip|spark-core.*\.jar)")
 _zips = [path for path in sys.path if _SPARKS.fullmatch(path)]
@@ -28,7 +33,7 @@ if __name__ == "__main__":
 
     # Spark has one such daemon for its tasks, and others for inspecting sources and planning.
     tasks = sys.argv[1:] == ["pyspark.worker"]
-    importlib.import_module("frazil.files.writer" if tasks else "frazil.kafka.range_source")
+    importlib.import_module("frazil.pipeline.task" if tasks else "frazil.kafka.range_source")
     if tasks:
         importlib.import_module("frazil.native.warm_up").warm_up_all()
 
