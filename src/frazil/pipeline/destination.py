@@ -6,6 +6,7 @@ are read for it, which fields of a record are its key, and whether columns fit i
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -51,13 +52,13 @@ class Destination:
     @cached_property
     def json_source(self) -> JsonSource:
         key_format = self._plan.key_format
-        return JsonSource(
+        source = JsonSource(
             self._plan.format,
             self.select.selection if self.select else None,
             key_format.declared if key_format else pa.schema([]),
             self.mode == LOG,
-            self.plan.columns if self.exists else pa.schema([]),
         )
+        return replace(source, columns=self.plan.columns if self.exists else source.fixed)
 
     @cached_property
     def json_verdict(self) -> str | bool:
@@ -146,10 +147,10 @@ class Destination:
     def _unchangeable(self, kind: dict[str, Any]) -> str:
         votes = json_inference.Votes()
         json_inference.vote(votes, kind)
-        fixed = self.json_source.fixed
-        columns = json_inference.columns(votes, self.plan.columns if self.exists else fixed)
+        known = self.json_source.columns
+        columns = json_inference.columns(votes, known)
         if not self.exists:
-            named = bool(kind or len(fixed))
+            named = bool(kind or len(known))
             reason = self.unmakeable(columns) if named else "it names no column"
             more = True
         else:

@@ -263,7 +263,7 @@ class JsonRecords(TableFitter):
         fit after the change, and the reasons why the others never fit. Each wanted change is
         possible by itself; where two contradict each other, votes decide."""
         source = table.json_source
-        base = source.columns if table.exists else source.fixed
+        base = source.columns
         judged = default_values.loosened(source.judged)
         own_names = not table.exists or table.select is not None
         newer = {} if own_names else _newer(table.plan)

@@ -43,7 +43,7 @@ class JsonSource:
     keys: pa.Schema = dataclasses.field(default_factory=lambda: pa.schema([]))
     #: a change log: its `_op` is read as if it were declared
     log: bool = False
-    #: of the table; none: it does not exist
+    #: of the table; of one that does not exist: `fixed`
     columns: pa.Schema = dataclasses.field(default_factory=lambda: pa.schema([]))
 
     def __bool__(self) -> bool:
