@@ -107,7 +107,7 @@ def measured(rows: int) -> dict[str, dict[str, float]]:
             assert sum(len(rows) for _, rows in result.rows) >= CHUNK * 0.99, result.rejections
 
         chunk(values[:CHUNK])
-        [decoder] = pipeline._records._decoders.values()  # type: ignore[union-attr]
+        decoder = pipeline._records._to(TABLE).json_reader
         columns = pa.schema([(f.name, f.type) for f in plan.tables[TABLE].columns])
         figures[case] = {
             "decode": spent(lambda part, of=decoder: of.decode(part), values, rows),

@@ -19,6 +19,7 @@ from frazil.config.sections import RouteConfig, TableConfig
 from frazil.errors import SchemaMismatch
 from frazil.files.writer import WriterSpec
 from frazil.formats import schema_registry
+from frazil.formats.decode_result import DecodedChunk
 from frazil.formats.decoder import RecordFormat
 from frazil.iceberg.schema import iceberg_schema, partition_spec
 from frazil.kafka.record_batch import HEADERS, RawRecords
@@ -621,7 +622,7 @@ def test_a_value_that_no_partition_can_have_is_a_misfit_of_its_own_row(
     rows = pa.table({"id": pa.array(range(5)), name: column})
     records = ColumnRecords(ChunkPlan(RecordFormat("raw"), None, plans(table_plan)))
     work = ChunkWork(HERE, opened([b""] * 5), NOBODY)
-    records._into(work, "db.t", rows, None, {}, None)
+    records._into(work, records._to("db.t"), DecodedChunk(rows, None), {})
     assert ids(work.result, "db.t") == [0, 1, 3]
     assert kinds(work.result) == {2: "misfit", 4: "misfit"}
     assert all(reason in rejection.reason for rejection in work.result.rejections.values())

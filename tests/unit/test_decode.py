@@ -27,10 +27,12 @@ import pytest
 from frazil.arrow.avro import WriterSchema
 from frazil.arrow.avro_types import UnsupportedSchema
 from frazil.arrow.byte_slices import ByteSlices
-from frazil.errors import ConfigError, SchemaMismatch, Unavailable, Undecodable
-from frazil.formats import json_reader, schema_registry
+from frazil.arrow.column_program import ColumnProgram
+from frazil.errors import AccountingError, ConfigError, SchemaMismatch, Unavailable, Undecodable
+from frazil.formats import schema_registry
 from frazil.formats.decode_result import DecodedChunk, UndecodableRecord
 from frazil.formats.decoder import Decoder, RecordFormat
+from frazil.formats.json_reader import JsonShape
 from frazil.kafka.record_batch import HEADERS
 from tests.json_ways import one_by_one
 
@@ -866,6 +868,22 @@ def test_rejecting_leaves_no_garbage_that_only_a_collector_finds() -> None:
             gc.enable()
 
 
+@pytest.mark.parametrize(
+    ("decoder", "values"),
+    [
+        (Decoder(RecordFormat("avro", json.dumps(FLAT))), [flat(0), flat(1)]),
+        (JsonShape(pa.schema([("id", pa.int64())])), [b'{"id":1}', b'{"id":2}']),
+    ],
+)
+def test_a_value_that_a_reader_loses_is_an_error(
+    decoder: Any, values: list[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = ColumnProgram.decode
+    monkeypatch.setattr(ColumnProgram, "decode", lambda self, given: read(self, given[:-1]))
+    with pytest.raises(AccountingError, match="expected 2 values, found 1"):
+        decoder.decode(values)
+
+
 def test_schemas_that_a_schema_refers_to_are_fetched(registry: Any) -> None:
     outer = {"type": "record", "name": "Outer", "fields": [{"name": "p", "type": "Point"}]}
     registry.answers["/schemas/ids/5"] = (
@@ -1145,7 +1163,7 @@ SHAPE = pa.schema(
 def both(shape: pa.Schema, values: list[bytes | None]) -> tuple[Any, list[UndecodableRecord], bool]:
     """Reads by compiled code and one by one, and says whether the first way took all. They must
     agree."""
-    shape_read = json_reader.JsonShape(shape)
+    shape_read = JsonShape(shape)
     _, doubtful = shape_read._program.decode(ByteSlices.of(values))
     took = not len(doubtful)
     one, other = shape_read.decode(values), one_by_one(shape).decode(values)

@@ -14,8 +14,7 @@ import pytest
 from frazil.arrow.byte_slices import ByteSlices
 from frazil.config.column_types import column_type
 from frazil.formats.declared_columns import field_of_type
-from frazil.formats.json_program import JsonProgram
-from frazil.formats.json_reader import JsonShape
+from frazil.formats.json_reader import JsonProgram, JsonShape
 from frazil.formats.json_values import IGNORED, to_float
 from frazil.pipeline import field_text
 from tests.json_ways import JUNK, NUMBERS, TEXTS, Maker, one_by_one

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from frazil.arrow.avro_types import AvroType
-from frazil.arrow.column_program import ColumnNode, ColumnProgram, address, stored_as
+from frazil.arrow.column_program import ColumnNode, ColumnProgram, fields_below
 from frazil.native import avro as native
 from frazil.native.columns import Longs
 from frazil.native.memory import SLACK
@@ -23,30 +23,20 @@ class AvroProgram(ColumnProgram):
 
     def __init__(self, top: AvroType) -> None:
         types = list(_flat(top))
-        rest = iter(types)
-
-        def node_of(words: Longs, column: pa.Field) -> ColumnNode:
-            return _node(words, column, next(rest))
-
         stack = native.FRAME_WORDS * (len(types) + 1)
-        super().__init__(top.field(""), node_of, native.decode, stack)
+        super().__init__(_node(top.field(""), top), native.decode, stack)
         for node, avro_type in zip(self._nodes, types, strict=True):
             if node.kind == native.ENUM:
-                table = self._symbols(avro_type.symbols)
+                node.words[native.TABLE // 8] = self._keep(self._symbols(avro_type.symbols))
             elif node.kind == native.UNION:
-                table = _members(node)
-            else:
-                continue
-            node.words[native.TABLE // 8] = address(table)
-            self._kept.append(table)
+                node.words[native.TABLE // 8] = self._keep(_members(node))
 
     def _symbols(self, symbols: Sequence[str]) -> Longs:
         """Address and size of each symbol."""
         texts = [symbol.encode() for symbol in symbols]
         joined = np.frombuffer(b"".join([*texts, bytes(SLACK)]), np.uint8)
-        self._kept.append(joined)
         sizes = np.fromiter(map(len, texts), np.int64, len(texts))
-        starts = address(joined) + np.cumsum(sizes) - sizes
+        starts = self._keep(joined) + np.cumsum(sizes) - sizes
         return np.ascontiguousarray(np.stack([starts, sizes], axis=1))
 
 
@@ -61,13 +51,14 @@ def _flat(avro_type: AvroType) -> Iterator[AvroType]:
         yield from _flat(below)
 
 
-def _node(words: Longs, column: pa.Field, avro_type: AvroType) -> ColumnNode:
-    assert avro_type.kind is not None
-    for word, number in avro_type.words.items():
-        words[word // 8] = number
+def _node(column: pa.Field, avro_type: AvroType) -> ColumnNode:
+    kind = avro_type.kind
+    assert kind is not None
+    below = zip(fields_below(column.type), avro_type.inside, strict=True)
+    children = [_node(*pair) for pair in below]
     # A fixed of many bytes takes no space where it is null.
-    stored = pa.large_binary() if avro_type.kind == native.BYTES else stored_as(column.type)
-    return ColumnNode(words, column, avro_type.kind, stored, column.nullable)
+    stored = pa.large_binary() if kind == native.BYTES else None
+    return ColumnNode(column, kind, avro_type.words, children, stored, column.nullable)
 
 
 def _members(union: ColumnNode) -> Longs:

@@ -12,6 +12,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.schema import Schema, index_by_id
@@ -50,19 +51,24 @@ def _declared(field: pa.Field, defaults: Mapping[int, pa.Scalar]) -> pa.Field:
     return field.with_metadata({**(field.metadata or {}), DEFAULT: sink.getvalue().to_pybytes()})
 
 
-def any_of(columns: pa.Schema) -> bool:
-    return any(_any(field) for field in columns)
-
-
 def loosened(columns: pa.Schema) -> pa.Schema:
     """The same columns; columns with a default are nullable."""
     return pa.schema([_loosened(column) for column in columns])
 
 
-def of_json(rows: pa.Table, columns: pa.Schema, values: Sequence[bytes | None]) -> pa.Table:
-    """Rows read from the JSON objects `values`, with defaults for absent members, at the top level
-    and in structs. (In lists and maps an absent member is null.)"""
-    objects = [json.loads(value) if value else None for value in values]
+def of_json(
+    rows: pa.Table,
+    columns: pa.Schema,
+    values: Sequence[bytes | None],
+    index: np.ndarray[Any, np.dtype[np.int64]] | None,
+) -> pa.Table:
+    """Rows read from JSON objects, with defaults for absent members, at the top level and in
+    structs. (In lists and maps an absent member is null.) `index`: those of the `values` that are
+    rows; None: all of them."""
+    if not any(map(_any, columns)):
+        return rows
+    texts = values if index is None else [values[i] for i in index.tolist()]
+    objects = [json.loads(text) if text else None for text in texts]
     arrays = [
         _filled(rows.column(field.name).combine_chunks(), field, objects)
         if field.name in rows.schema.names and _any(field)
@@ -89,14 +95,17 @@ def _filled(column: Any, field: pa.Field, objects: Sequence[Any]) -> Any:
 
 
 def _any(field: pa.Field) -> bool:
-    if default_of(field) is not None:
-        return True
-    return pa.types.is_struct(field.type) and any(_any(child) for child in field.type)
+    inside = field.type if pa.types.is_struct(field.type) else ()
+    return _has_default(field) or any(map(_any, inside))
+
+
+def _has_default(field: pa.Field) -> bool:
+    return DEFAULT in (field.metadata or {})
 
 
 def _loosened(field: pa.Field) -> pa.Field:
     loose = field.with_type(_mapped(field.type, _loosened))
-    return loose.with_nullable(True) if default_of(field) is not None else loose
+    return loose.with_nullable(True) if _has_default(field) else loose
 
 
 def _mapped(kind: pa.DataType, change: Any) -> pa.DataType:

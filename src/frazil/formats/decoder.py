@@ -22,8 +22,8 @@ import pyarrow.compute as pc
 from frazil.arrow.avro import WriterSchema
 from frazil.arrow.byte_slices import ByteSlices
 from frazil.config.sections import UNAVAILABLE_VALUE
-from frazil.errors import AccountingError, ConfigError, SchemaMismatch, Undecodable
-from frazil.formats.decode_result import DecodedChunk, UndecodableRecord
+from frazil.errors import ConfigError, SchemaMismatch, Undecodable
+from frazil.formats.decode_result import Decoded, DecodedChunk, UndecodableRecord, accounted
 from frazil.formats.json_columns import infer
 from frazil.formats.json_reader import JsonShape
 from frazil.formats.schema_registry import (
@@ -72,9 +72,7 @@ class Decoder:
         self._registry = SchemaRegistry(format.registry) if format.registry else None
         self._shape = JsonShape(shape) if shape is not None and format.kind == "json" else None
 
-    def decode(
-        self, values: Sequence[bytes | None], headers: pa.Array | None = None
-    ) -> tuple[list[DecodedChunk], list[UndecodableRecord]]:
+    def decode(self, values: Sequence[bytes | None], headers: pa.Array | None = None) -> Decoded:
         """Every value is in a returned chunk or rejected. `headers`: of the records, if known."""
         if not values:
             return [], []
@@ -82,14 +80,8 @@ class Decoder:
             rows = pa.Table.from_arrays([ByteSlices.of(values).to_arrow()], schema=RAW)
             return [DecodedChunk(rows, None, None)], []
         if self._format.kind == "json":
-            decoded, rejected = (self._shape or JsonShape(self.columns(values))).decode(values)
-        else:
-            decoded, rejected = self._avro(ByteSlices.of(values), headers)
-        rejected.sort(key=lambda record: record.index)
-        counted = sum(chunk.rows.num_rows for chunk in decoded) + len(rejected)
-        if counted != len(values):
-            raise AccountingError(f"cannot decode: expected {len(values)} values, found {counted}")
-        return decoded, rejected
+            return (self._shape or JsonShape(self.columns(values))).decode(values)
+        return accounted(len(values), *self._avro(ByteSlices.of(values), headers))
 
     def columns(self, values: Sequence[bytes | None]) -> pa.Schema:
         """The columns of a table for these values, with their nullability."""
@@ -123,9 +115,7 @@ class Decoder:
         writer = self._writer(schema_id)
         return writer.aliases if isinstance(writer, WriterSchema) else {}
 
-    def _avro(
-        self, values: ByteSlices, headers: pa.Array | None
-    ) -> tuple[list[DecodedChunk], list[UndecodableRecord]]:
+    def _avro(self, values: ByteSlices, headers: pa.Array | None) -> Decoded:
         rejected = [
             UndecodableRecord(i, "null", "cannot read the value: found null")
             for i in np.flatnonzero(values.nulls).tolist()

@@ -4,11 +4,13 @@ In: columns, and the values of a chunk. Out: one table with the rows in order, a
 `UndecodableRecord` for each value that does not fit.
 
 Two readers: compiled code (`frazil.native.json`) reads plain records and leaves out doubtful ones;
-`frazil.formats.json_values` reads those one by one, and is the only one that rejects.
+`frazil.formats.json_values` reads those one by one, and is the only one that rejects. `JsonProgram`
+says to compiled code which columns there are, `JsonShape` asks both readers.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -16,16 +18,125 @@ import pyarrow as pa
 
 from frazil.arrow.byte_slices import ByteSlices
 from frazil.arrow.cast import by_place, project
-from frazil.arrow.column_program import in_order, table_of
-from frazil.formats.decode_result import DecodedChunk, UndecodableRecord
-from frazil.formats.json_program import JsonProgram
+from frazil.arrow.column_program import ColumnNode, ColumnProgram, fields_below, in_order, table_of
+from frazil.config.column_types import EPOCH_UNITS
+from frazil.formats.decode_result import Decoded, DecodedChunk, UndecodableRecord, accounted
 from frazil.formats.json_values import (
+    EPOCH,
     NestedTooDeep,
     NotThisShape,
     converter,
+    ignored_fields,
     no_json,
     parse_json,
 )
+from frazil.native import json as native
+from frazil.native.columns import WORDS
+from frazil.native.memory import SLACK
+from frazil.native.programs import FLAGS, KIND, REQUIRED
+
+_KINDS = (
+    (pa.types.is_struct, native.STRUCT),
+    (pa.types.is_list, native.LIST),
+    (pa.types.is_large_list, native.LIST),
+    (pa.types.is_boolean, native.BOOLEAN),
+    (pa.types.is_int32, native.INT32),
+    (pa.types.is_int64, native.INT64),
+    (pa.types.is_float32, native.FLOAT32),
+    (pa.types.is_float64, native.FLOAT64),
+    (pa.types.is_string, native.TEXT),
+    (pa.types.is_large_string, native.TEXT),
+    (pa.types.is_null, native.NOTHING),
+    (pa.types.is_date32, native.DATE),
+    (pa.types.is_time64, native.TIME),
+    (pa.types.is_timestamp, native.TIMESTAMP),
+    (pa.types.is_decimal128, native.DECIMAL),
+    (lambda kind: isinstance(kind, pa.UuidType), native.UUID),
+    (lambda kind: pa.types.is_map(kind) and bool(fields_below(kind)), native.MAP),
+    (pa.types.is_binary, native.BINARY),
+    (pa.types.is_large_binary, native.BINARY),
+    (pa.types.is_fixed_size_binary, native.FIXED),
+)
+#: Metadata of a column of text: it takes the text of any value but objects and arrays.
+RAW = b"frazil.raw"
+
+
+def _node(field: pa.Field) -> ColumnNode:
+    kinds = (kind for is_kind, kind in _KINDS if is_kind(field.type))
+    kind = native.RAW if RAW in (field.metadata or {}) else next(kinds, native.OTHER)
+    children = [_node(child) for child in fields_below(field.type)]
+    stored = pa.null() if kind == native.OTHER else None
+    return ColumnNode(field, kind, _numbers(field, kind), children, stored)
+
+
+def _numbers(field: pa.Field, node_kind: int) -> dict[int, int]:
+    """Word of a node → what stands in it."""
+    kind = field.type
+    numbers = {FLAGS: 0 if field.nullable else REQUIRED}
+    if node_kind in (native.TIME, native.TIMESTAMP):
+        numbers[native.SCALE] = {"us": 6, "ns": 9}[kind.unit]
+    if node_kind == native.TIMESTAMP:
+        numbers[FLAGS] |= native.ZONED if kind.tz else 0
+        if unit := (field.metadata or {}).get(EPOCH):
+            numbers[FLAGS] |= native.EPOCH
+            numbers[native.GIVEN_SCALE] = EPOCH_UNITS[unit.decode()]
+    if node_kind == native.DECIMAL:
+        numbers[native.SCALE] = kind.scale
+        numbers[native.BOUND] = 10 ** min(kind.precision, 18)
+    return numbers
+
+
+class JsonProgram(ColumnProgram):
+    """Reads the plain records of chunks."""
+
+    def __init__(self, top: pa.Field) -> None:
+        """`top`: the columns as one required struct; fields that are passed over stand in its
+        metadata (see `json_values.IGNORED`)."""
+        super().__init__(_node(top), native.decode, native.MOST_OPEN * native.FRAME_WORDS)
+        for node in self._nodes:
+            if node.kind == native.STRUCT:
+                node.words[native.FIELDS // 8] = len(node.children)
+                passed = ignored_fields(node.field.metadata)
+                if passed is None:
+                    node.words[FLAGS // 8] |= native.OPEN
+                self._name(node, sorted(passed or ()))
+
+    def _name(self, node: ColumnNode, passed: list[str]) -> None:
+        """Makes the table by which fields of a struct are found."""
+        others = np.zeros((len(passed), WORDS), np.int64)
+        others[:, KIND // 8] = native.PASSED
+        size = 4
+        while size < 2 * (len(node.children) + len(passed)):
+            size *= 2
+        table = np.zeros(size, np.int64)
+        fields = [(child.field.name, child.words) for child in node.children]
+        fields += zip(passed, others, strict=True)
+        for name, words in fields:
+            text = name.encode()
+            words[native.NAME_SIZE // 8] = -1
+            if not _PLAIN.fullmatch(text):
+                continue  # in JSON it stands with escapes, which are not compared
+            padded = self._keep(np.frombuffer(text + bytes(SLACK), np.uint8))
+            words[native.NAME // 8], words[native.NAME_SIZE // 8] = padded, len(text)
+            index = _hash(text) & (size - 1)
+            while table[index]:
+                index = (index + 1) & (size - 1)
+            table[index] = words.ctypes.data
+        self._keep(others)
+        node.words[native.TABLE // 8], node.words[native.MASK // 8] = self._keep(table), size - 1
+
+
+#: Names that stand in JSON as they are.
+_PLAIN = re.compile(rb'[^"\\\x00-\x1f]*')
+
+
+def _hash(name: bytes) -> int:
+    """As the compiled code has it, in 64 bits."""
+    hashed = len(name)
+    for at in range(0, len(name) // 8 * 8 + 8, 8):
+        word = int.from_bytes(name[at : at + 8], "little")
+        hashed = (hashed ^ word) * native.HASH_FACTOR & (1 << 64) - 1
+    return hashed >> native.HASH_SHIFT
 
 
 class JsonShape:
@@ -39,22 +150,18 @@ class JsonShape:
         self._plain = [_without_extensions(column.type) for column in schema]
         self._program = JsonProgram(top)
 
-    def decode(
-        self, values: Sequence[bytes | None]
-    ) -> tuple[list[DecodedChunk], list[UndecodableRecord]]:
+    def decode(self, values: Sequence[bytes | None]) -> Decoded:
         slices = ByteSlices.of(values)
         rows, doubtful = self._program.decode(slices)
-        if not len(doubtful):
-            table = table_of(rows, self._schema)
-            return ([DecodedChunk(table, None, None)] if len(rows) else []), []
         rejected: list[UndecodableRecord] = []
-        others = self._each(slices, doubtful.tolist(), rejected)
-        if not len(rows) + len(others):
-            return [], rejected
-        bad = [record.index for record in rejected]
-        table = table_of(in_order(rows, others, doubtful, bad), self._schema)
+        bad: list[int] = []
+        if len(doubtful):
+            others = self._each(slices, doubtful.tolist(), rejected)
+            bad = [record.index for record in rejected]
+            rows = in_order(rows, others, doubtful, bad)
         index = np.delete(np.arange(len(values)), bad) if bad else None
-        return [DecodedChunk(table, index, None)], rejected
+        chunk = DecodedChunk(table_of(rows, self._schema), index, None)
+        return accounted(len(values), [chunk] if len(rows) else [], rejected)
 
     def _each(
         self, values: ByteSlices, places: Iterable[int], rejected: list[UndecodableRecord]

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
@@ -37,39 +38,32 @@ _Headers = list[tuple[str, bytes | None]]
 _consumers: dict[tuple[tuple[str, str], ...], Consumer] = {}
 
 
+@dataclass(slots=True)
 class FetchedChunk:
     """Records of one partition: all that the offsets `[start, end)` hold.
 
-    Either Kafka's own batches, unopened, or values already extracted. `envelope`: keys and headers
-    are available.
+    Either Kafka's own batches, unopened, or values already extracted.
     """
 
-    def __init__(
-        self,
-        span: Range,
-        records: RecordBatches | None,
-        opened: RawRecords | None = None,
-        envelope: bool = False,
-        leader: int = -1,
-    ) -> None:
-        self.span = span
-        self.records = records
-        self._opened = opened
-        #: the leader epoch in which the span's last offset was proven; -1: not known
-        self.leader = records.leader if records is not None else leader
-        self._envelope = envelope
+    span: Range
+    records: RecordBatches | None
+    opened: RawRecords | None = None
+    #: keys and headers are available
+    envelope: bool = False
+    #: the leader epoch in which the span's last offset was proven; -1: not known
+    leader: int = -1
 
     def open(self, envelope: bool = False) -> RawRecords:
         """Values, offsets, timestamps; with `envelope` keys and headers too."""
-        assert self._envelope or not envelope, "the envelope was not asked of `fetch`"
-        if self._opened is None or (envelope and self._opened.keys is None):
+        assert self.envelope or not envelope, "the envelope was not asked of `fetch`"
+        if self.opened is None or (envelope and self.opened.keys is None):
             assert self.records is not None
             try:
-                self._opened = self.records.open(envelope)
+                self.opened = self.records.open(envelope)
             except UnreadableDatum as error:
                 at = self.span.partition
                 raise Undecodable(f"cannot read {at}: {error.fact}", hint=_behind(at)) from None
-        return self._opened if envelope else self._opened._replace(keys=None, headers=None)
+        return self.opened if envelope else self.opened._replace(keys=None, headers=None)
 
     @property
     def broken(self) -> Mapping[int, str]:
@@ -94,7 +88,7 @@ def fetch(
         try:
             for records in protocol.fetch(kafka, wanted, patience=patience):
                 span = Range(wanted.partition, records.start, records.end)
-                yield FetchedChunk(span, records, envelope=envelope)
+                yield FetchedChunk(span, records, None, envelope, records.leader)
             return
         except Unsupported as where:
             wanted = Range(wanted.partition, where.at, wanted.end)

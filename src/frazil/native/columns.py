@@ -11,8 +11,8 @@ the same for every kind of column (`ROOM` … `DATA_ROOM`); the others belong to
     struct            │      │ bits     │
 
 Compiled code never allocates: it checks the room, and where that does not suffice it ends, Python
-grows the column (`ColumnBuffers.grow`), and it is called again. Nothing is rolled back: bits and
-offsets are stored anew by the next value, never assumed to be zero.
+grows the column (`frazil.arrow.column_program`), and it is called again. Nothing is rolled back:
+bits and offsets are stored anew by the next value, never assumed to be zero.
 
 Also here: what several readers need, numbers of variable width and the check of UTF-8.
 """
@@ -26,7 +26,7 @@ import numpy as np
 import pyarrow as pa
 
 from frazil.native.compiler import cached, compiled, inlined
-from frazil.native.memory import SLACK, load1, load8, move16, store1, store8
+from frazil.native.memory import load1, load8, move16, store1, store8
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 Longs = np.ndarray[Any, np.dtype[np.int64]]
@@ -130,94 +130,3 @@ def new_bytes(size: int) -> Bytes:
 
 def new_longs(*shape: int) -> Longs:
     return new_bytes(8 * math.prod(shape)).view(np.int64).reshape(shape)
-
-
-def width_of(kind: pa.DataType) -> int:
-    """Bytes of a value; 0 without values (a struct), `BIT`, or `OFFSETS`."""
-    if pa.types.is_struct(kind):
-        return 0
-    if pa.types.is_boolean(kind):
-        return BIT
-    types = pa.types
-    if types.is_large_list(kind) or types.is_large_string(kind) or types.is_large_binary(kind):
-        return OFFSETS
-    return int(kind.bit_width) // 8
-
-
-class ColumnBuffers:
-    """The buffers of one column, and its words."""
-
-    def __init__(self, words: Longs, kind: pa.DataType, nullable: bool) -> None:
-        """`words`: the row of the column in the table of its program."""
-        self.words = words
-        self.width = width_of(kind)
-        self._kind = kind
-        self._has_data = self.width == OFFSETS and not pa.types.is_large_list(kind)
-        self._nullable = nullable
-        self._validity: Any = None
-        self._values: Any = None
-        self._data: Any = None
-
-    def start(self, room: int, data_room: int = 0) -> None:
-        """New buffers, empty."""
-        self.release()
-        self.grow(room)
-        if self._has_data:
-            self.grow_data(data_room)
-
-    def release(self) -> None:
-        """Keeps no buffer: arrays made of them do."""
-        self._validity = self._values = self._data = None
-
-    def grow(self, room: int) -> None:
-        """Room for so many values."""
-        bits = (room + 7) // 8 + SLACK
-        if self._nullable:
-            self._validity = self._sized(self._validity, VALIDITY, bits)
-        if self.width:
-            fresh = self._values is None
-            sizes = {BIT: bits, OFFSETS: 8 * room + 8 + SLACK}
-            size = sizes.get(self.width, self.width * room + SLACK)
-            self._values = self._sized(self._values, VALUES, size)
-            if fresh and self.width == OFFSETS:
-                np.frombuffer(self._values, np.int64, 1)[0] = 0
-        self.words[ROOM // 8] = room
-
-    def grow_data(self, room: int) -> None:
-        """Room for so many bytes."""
-        self._data = self._sized(self._data, DATA, room + SLACK)
-        self.words[DATA_ROOM // 8] = room
-
-    def _sized(self, buffer: Any, word: int, size: int) -> Any:
-        if buffer is None:
-            buffer = pa.allocate_buffer(size, resizable=True)
-        else:
-            buffer.resize(size)
-        self.words[word // 8] = buffer.address
-        return buffer
-
-    @property
-    def room(self) -> int:
-        return int(self.words[ROOM // 8])
-
-    @property
-    def data_room(self) -> int:
-        return int(self.words[DATA_ROOM // 8])
-
-    @property
-    def buffers(self) -> list[pa.Buffer]:
-        every = self._validity, self._values, self._data
-        return [buffer for buffer in every if buffer is not None]
-
-    def offset(self, length: int) -> int:
-        """Behind so many values: bytes of data, or items of lists."""
-        return int(np.frombuffer(self._values, np.int64, length + 1)[-1])
-
-    def array(self, length: int, children: list[pa.Array] | None = None) -> pa.Array:
-        """The first values as an Arrow array. `children`: of a list or struct."""
-        buffers = [self._validity]
-        if self.width:
-            buffers.append(self._values)
-        if self._has_data:
-            buffers.append(self._data.slice(0, self.offset(length)))
-        return pa.Array.from_buffers(self._kind, length, buffers, children=children)

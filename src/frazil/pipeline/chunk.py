@@ -41,7 +41,9 @@ class ChunkPipeline:
         self, partition: Partition, opened: RawRecords, below: frozenset[str]
     ) -> ChunkResult:
         """Process one chunk. `below`: tables that already contain its records."""
-        work = ChunkWork(partition, opened, below)
+        rules = self.plan.rules
+        changes = rules is not None and rules.changes(partition.kafka_topic)
+        work = ChunkWork(partition, opened, below, changes)
         way = self.way(partition)
         if isinstance(way, NoRoute):
             for i in range(len(opened.offsets)):

@@ -85,21 +85,24 @@ class ChunkResult:
         add_need(self.needs, table, needed(columns, aliases))
 
 
+@dataclass(slots=True)
 class ChunkWork:
     """One chunk in progress and its result."""
 
-    def __init__(self, partition: Partition, opened: RawRecords, below: frozenset[str]) -> None:
-        self.partition = partition
-        self.opened = opened
-        self.below = below
-        self.result = ChunkResult()
-        #: JSON row → what the schema beside it says of columns
-        self.named: dict[bytes, Named] = {}
-        #: the decoded keys (see `table_selects`), once a table needs them
-        self.decoded_keys: Any = None
-        #: positions of tombstones: for a table that does not exist, and for one that exists
-        self.tombstones_without_table: set[int] = set()
-        self.tombstones: set[int] = set()
+    partition: Partition
+    opened: RawRecords
+    #: tables that already contain its records
+    below: frozenset[str]
+    #: records may be change events; one without a value is then a tombstone that repeats a delete
+    changes: bool = False
+    result: ChunkResult = field(default_factory=ChunkResult)
+    #: JSON row → what the schema beside it says of columns
+    named: dict[bytes, Named] = field(default_factory=dict)
+    #: the decoded keys (see `table_selects`), once a table needs them
+    decoded_keys: Any = None
+    #: positions of tombstones: for a table that does not exist, and for one that exists
+    tombstones_without_table: set[int] = field(default_factory=set)
+    tombstones: set[int] = field(default_factory=set)
 
     def beside(self, name: str, index: Longs | None) -> pa.Array | None:
         column = getattr(self.opened, name)
@@ -107,8 +110,9 @@ class ChunkWork:
 
     def origin(self, index: Longs | None) -> dict[str, pa.Array]:
         """The metadata columns that a Python function sees beside the record's own."""
-        offsets = picked(self.opened.offsets, index)
-        stamps = picked(self.opened.stamps, index)
+        offsets, stamps = self.opened.offsets, self.opened.stamps
+        if index is not None:
+            offsets, stamps = offsets[index], stamps[index]
         keys, headers = self.beside("keys", index), self.beside("headers", index)
         return {
             "_topic": pa.repeat(
@@ -124,13 +128,6 @@ class ChunkWork:
         }
 
 
-def among(outer: Longs | None, inner: Longs | None) -> Longs | None:
-    """Positions `inner` within the positions `outer`; None: all."""
-    if outer is None or inner is None:
-        return inner if outer is None else outer
-    return outer[inner]
-
-
 def nth(index: Longs | None, i: int) -> int:
     """The i-th of the positions."""
     return i if index is None else int(index[i])
@@ -141,7 +138,3 @@ def without_offsets(rows: pa.Table, column: str, offsets: Longs) -> pa.Table:
     if not len(offsets):
         return rows
     return rows.filter(pa.array(~np.isin(rows.column(column).to_numpy(), offsets)))
-
-
-def picked(numbers: Longs, at: Longs | None) -> Longs:
-    return numbers if at is None else numbers[at]

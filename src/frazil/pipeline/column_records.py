@@ -7,6 +7,7 @@ writer schema are fitted together.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -15,12 +16,12 @@ import pyarrow.compute as pc
 
 from frazil.errors import SchemaMismatch
 from frazil.formats import debezium
-from frazil.formats.decode_result import UndecodableRecord
+from frazil.formats.decode_result import DecodedChunk, UndecodableRecord, among
 from frazil.formats.decoder import Decoder
-from frazil.kafka.record_batch import Longs
 from frazil.pipeline import connect_types
-from frazil.pipeline.chunk_result import ChunkWork, Rejection, among
+from frazil.pipeline.chunk_result import ChunkWork, Rejection
 from frazil.pipeline.connect_types import converted
+from frazil.pipeline.destination import Destination
 from frazil.pipeline.evolution import Aliases, renamed, together
 from frazil.pipeline.fitting import OP, TableFitter
 from frazil.pipeline.routing import Route
@@ -36,7 +37,6 @@ class ColumnRecords(TableFitter):
     def __init__(self, plan: ChunkPlan) -> None:
         super().__init__(plan)
         self._decoder = Decoder(plan.format)
-        self._verdicts: dict[tuple[str, str], str | bool] = {}
 
     def process(self, work: ChunkWork, way: Route | None) -> None:
         """Process one chunk."""
@@ -44,38 +44,47 @@ class ColumnRecords(TableFitter):
         for record in self._deleting(work, way, rejected):
             self._undecoded(work, record, way)
         for group in groups:
-            shares = [way] if way else self._sorted(work, group.rows, group.index)
-            for share in shares:
-                rows = group.rows
-                at = among(group.index, share.index)
-                if share.index is not None:
-                    rows = rows.take(pa.array(share.index))
+            for share in [way] if way else self._sorted(work, group.rows, group.index):
+                part = group if share.index is None else group.take(share.index)
                 if not share.tables:
-                    work.result.skipped += len(rows)
+                    work.result.skipped += len(part.rows)
                     continue
-                if share.envelope:
-                    rows, at = _without_messages(work, rows, at)
-                    self._moved(work, share.tables, rows, at, group.schema_id)
-                    try:
-                        rows, kept, bad = debezium.unwrap(rows)
-                    except SchemaMismatch as error:
-                        why = error.message
-                        bad = [UndecodableRecord(i, "envelope", why) for i in range(len(rows))]
-                        work.result.reject_all(bad, at, share.tables, group.schema_id)
-                        continue
-                    work.result.reject_all(bad, at, share.tables, group.schema_id)
-                    at = among(at, kept)
                 aliases = self._decoder.aliases(group.schema_id)
                 if share.envelope:
+                    part = self._without_messages(work, part)
+                    self._moved(work, share.tables, part)
+                    part = self._unwrapped(work, share.tables, part)
                     aliases = debezium.aliases(aliases)
-                for name in share.tables:
-                    part = (rows, at)
-                    if share.envelope and name in self._tables:
-                        part = self._deleted(work, name, *part, group.schema_id)
-                    self._into(work, name, *part, aliases, group.schema_id)
+                    if not len(part.rows):  # they may be no change events, without an operation
+                        continue
+                for table in map(self._to, share.tables):
+                    deleting = share.envelope and table.exists
+                    rows = self._deleted(work, table, part) if deleting else part
+                    self._into(work, table, rows, aliases)
+
+    def _without_messages(self, work: ChunkWork, group: DecodedChunk) -> DecodedChunk:
+        """Skips messages of the database's log, which have no row."""
+        message = debezium.messages(group.rows)
+        if not message.any():
+            return group
+        work.result.skipped += int(message.sum())
+        return group.take(np.flatnonzero(~message))
+
+    def _unwrapped(
+        self, work: ChunkWork, tables: tuple[str, ...], group: DecodedChunk
+    ) -> DecodedChunk:
+        """The rows of change events."""
+        try:
+            rows, kept, bad = debezium.unwrap(group.rows)
+        except SchemaMismatch as error:
+            count = len(group.rows)
+            bad = [UndecodableRecord(i, "envelope", error.message) for i in range(count)]
+            rows, kept = group.rows.slice(0, 0), np.empty(0, np.int64)
+        work.result.reject_all(bad, group.index, tables, group.schema_id)
+        return replace(group, rows=rows, index=among(group.index, kept))
 
     def _undecoded(self, work: ChunkWork, rejected: UndecodableRecord, way: Route | None) -> None:
-        if rejected.kind == "null" and self._changes(work):
+        if rejected.kind == "null" and work.changes:
             work.result.skipped += 1  # a tombstone: the delete event before it was a row
         elif way is not None and not way.tables:
             work.result.skipped += 1  # a rule skips the whole topic
@@ -87,134 +96,93 @@ class ColumnRecords(TableFitter):
     ) -> list[UndecodableRecord]:
         """Process records without a value: a delete in an upsert table, a row of a change log.
         Returns the other rejected records."""
-        names = [name for name in way.tables if self._mode(name)] if way else []
-        if not names or self._changes(work):
+        tables = [table for table in map(self._to, way.tables) if table.mode] if way else []
+        if not tables or work.changes:
             return list(rejected)
         nulls = np.array([record.index for record in rejected if record.kind == "null"], np.int64)
-        for name in names:
-            self._tombstones(work, name, nulls)
-        others = [name for name in way.tables if name not in names] if way else []
+        for table in tables:
+            self._tombstones(work, table, nulls)
+        others = [name for name in way.tables if not self._to(name).mode] if way else []
         for i in nulls.tolist() if others else ():
             reason = "cannot read the value: found null"
             work.result.reject(Rejection(i, "null", reason, tuple(others)))
         return [record for record in rejected if record.kind != "null"]
 
-    def _deleted(
-        self, work: ChunkWork, name: str, rows: pa.Table, at: Longs | None, schema_id: int | None
-    ) -> tuple[pa.Table, Longs | None]:
+    def _deleted(self, work: ChunkWork, table: Destination, group: DecodedChunk) -> DecodedChunk:
         """Process the deletes among unwrapped changes. Returns the changes that are rows."""
-        plan = self._tables[name]
-        if not plan.key or name in work.below:
-            return rows, at
-        gone = pc.equal(rows.column("_op"), "d").to_numpy()
+        if not table.plan.key or table.name in work.below:
+            return group
+        gone = pc.equal(group.rows.column("_op"), "d").to_numpy()
         if not gone.any():
-            return rows, at
-        index = np.flatnonzero(gone)
-        fields = self._key_fields(name, plan)
+            return group
+        rows, at, fields = group.rows, np.flatnonzero(gone), table.key_fields
         lacking = [column for column in (fields or {}).values() if column not in rows.schema.names]
         if fields is None:
-            self._by_kafka_keys(work, name, plan, index if at is None else at[index])
+            self._by_kafka_keys(work, table, group.positions[at])
         elif not lacking:
             keys = _key_columns(rows, fields)
-            keys = _with_order(keys, plan, rows, self._order_path(name, plan)).take(pa.array(index))
-            where = among(at, index)
-            self._fitted(work, name, plan, keys, where, schema_id, work.result.gone)
+            keys = _with_order(keys, table.plan, rows, table.order_path)
+            self._fitted(work, table, replace(group, rows=keys).take(at), work.result.gone)
         else:
             fact = f"the change has no column {lacking[0]!r}, which is its key"
-            self._reject(work, name, fact, len(index), among(at, index), schema_id)
-        kept = np.flatnonzero(~gone)
-        return rows.take(pa.array(kept)), among(at, kept)
+            self._reject(work, table, fact, group.positions[at], group.schema_id)
+        return group.take(np.flatnonzero(~gone))
 
-    def _moved(
-        self,
-        work: ChunkWork,
-        names: Sequence[str],
-        rows: pa.Table,
-        at: Longs | None,
-        schema_id: int | None,
-    ) -> None:
+    def _moved(self, work: ChunkWork, names: Sequence[str], group: DecodedChunk) -> None:
         """Delete the old keys of rows whose key changed."""
-        for name in names:
-            plan = self._tables.get(name)
-            fields = self._key_fields(name, plan) if plan is not None else None
+        for table in map(self._to, names):
+            fields = table.key_fields if table.exists else None
             # A change of a key that is Kafka's own is two records.
-            if plan is not None and plan.key and fields and name not in work.below:
-                types = {of: plan.shape.arrow.field(key).type for key, of in fields.items()}
-                keys, index = debezium.left(rows, list(types), partial(_compared, types))
+            if fields and table.plan.key and table.name not in work.below:
+                types = {of: table.plan.shape.arrow.field(key).type for key, of in fields.items()}
+                keys, index = debezium.left(group.rows, list(types), partial(_compared, types))
                 if len(index):
-                    changed = rows.take(pa.array(index))
-                    path = debezium.path_of(self._order_path(name, plan))
-                    keys = _with_order(_key_columns(keys, fields), plan, changed, path)
-                    where = among(at, index)
-                    self._fitted(work, name, plan, keys, where, schema_id, work.result.left)
+                    changed = group.take(index)
+                    path = debezium.path_of(table.order_path)
+                    keys = _key_columns(keys, fields)
+                    keys = _with_order(keys, table.plan, changed.rows, path)
+                    self._fitted(work, table, replace(changed, rows=keys), work.result.left)
 
     def _into(
-        self,
-        work: ChunkWork,
-        name: str,
-        rows: pa.Table,
-        at: Longs | None,
-        aliases: Aliases,
-        schema_id: int | None,
+        self, work: ChunkWork, table: Destination, group: DecodedChunk, aliases: Aliases
     ) -> None:
         """Fit rows of one writer schema into one table, or reject them, or record a need."""
-        if name in work.below or not len(rows):
+        if table.name in work.below or not len(group.rows):
             return
-        if (select := self._selects.plan(name)) is not None:
-            selection = select.selection
-            aliases = {path: olds for path, olds in aliases.items() if selection.passes(_top(path))}
-        for part, where in self._selected(work, name, rows, at, schema_id):
-            self._fit_columns(work, name, part, where, aliases, schema_id)
+        if table.select is not None:
+            passes = table.select.selection.passes
+            aliases = {path: olds for path, olds in aliases.items() if passes(_top(path))}
+        for part in self._selected(work, table, group):
+            self._fit_columns(work, table, part, aliases)
 
     def _fit_columns(
-        self,
-        work: ChunkWork,
-        name: str,
-        rows: pa.Table,
-        at: Longs | None,
-        aliases: Aliases,
-        schema_id: int | None,
+        self, work: ChunkWork, table: Destination, group: DecodedChunk, aliases: Aliases
     ) -> None:
-        plan = self._tables.get(name)
-        if plan is None:
-            columns = connect_types.columns(rows.schema, (), {})
-            if reason := self._refused.get(name) or self._unmakeable(name, columns):
-                self._reject(work, name, reason, len(rows), at, schema_id)
-            else:
-                self._need(work, name, columns, aliases)
-            return
-        known = together(plan.aliases, aliases)
-        columns = connect_types.columns(rows.schema, plan.columns, known)
-        key = (name, f"{columns.to_string()} {known}")
-        if key not in self._verdicts:
-            self._verdicts[key] = self._verdict(plan, columns, known)
-        verdict = self._verdicts[key]
-        if verdict is True:
-            self._need(work, name, columns, known)
-        elif verdict:
-            self._reject(work, name, str(verdict), len(rows), at, schema_id)
+        known = together(table.plan.aliases, aliases) if table.exists else aliases
+        existing = table.plan.columns if table.exists else ()
+        columns = connect_types.columns(group.rows.schema, existing, known if table.exists else {})
+        if not table.exists:
+            verdict = table.refused or table.unmakeable(columns) or True
         else:
-            self._fitted(work, name, plan, renamed(rows, plan.columns, known), at, schema_id)
+            verdict = table.verdict(columns, known)
+        if verdict is True:
+            self._need(work, table, columns, known)
+        elif verdict:
+            self._reject(work, table, verdict, group.positions, group.schema_id)
+        else:
+            rows = renamed(group.rows, table.plan.columns, known)
+            self._fitted(work, table, replace(group, rows=rows))
 
-    def _need(self, work: ChunkWork, name: str, columns: pa.Schema, aliases: Aliases) -> None:
-        if self._mode(name) == LOG:  # a delete may contain nothing but its key
+    def _need(
+        self, work: ChunkWork, table: Destination, columns: pa.Schema, aliases: Aliases
+    ) -> None:
+        if table.mode == LOG:  # a delete may contain nothing but its key
             if "_op" not in columns.names:
                 columns = columns.append(OP)
             columns = pa.schema(
                 [column.with_nullable(True) for column in columns], columns.metadata
             )
-        work.result.need(name, columns, aliases)
-
-
-def _without_messages(
-    work: ChunkWork, rows: pa.Table, at: Longs | None
-) -> tuple[pa.Table, Longs | None]:
-    message = debezium.messages(rows)
-    if not message.any():
-        return rows, at
-    work.result.skipped += int(message.sum())
-    kept = np.flatnonzero(~message)
-    return rows.take(pa.array(kept)), among(at, kept)
+        work.result.need(table.name, columns, aliases)
 
 
 def _top(path: str) -> str:

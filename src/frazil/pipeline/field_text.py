@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from frazil.arrow.byte_slices import ByteSlices
 from frazil.arrow.column_program import in_order
-from frazil.formats.json_program import RAW, JsonProgram
+from frazil.formats.json_reader import RAW, JsonProgram
 from frazil.formats.json_values import IGNORED
 from frazil.kafka.record_batch import Longs
 

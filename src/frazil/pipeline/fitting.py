@@ -9,24 +9,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from functools import cached_property
 
 import numpy as np
 import pyarrow as pa
 
 from frazil.errors import SchemaMismatch
 from frazil.files.partition_values import check as check_partition
-from frazil.formats.decode_result import UndecodableRecord
+from frazil.formats.decode_result import DecodedChunk, UndecodableRecord
 from frazil.formats.decoder import RecordFormat
 from frazil.formats.unavailable_value import Placeholder, placeholder
 from frazil.kafka.record_batch import Longs
-from frazil.pipeline.chunk_result import ChunkWork, Rejection, among, nth, picked, without_offsets
-from frazil.pipeline.evolution import Aliases, changes, differences, renamed, unmakeable
+from frazil.pipeline.chunk_result import ChunkWork, Rejection, nth, without_offsets
+from frazil.pipeline.destination import Destination
 from frazil.pipeline.json_source import declared_as
 from frazil.pipeline.projection import project_rows, too_late, why_too_late
 from frazil.pipeline.routing import Route
-from frazil.pipeline.table_plan import LOG, UPSERT, ChunkPlan, NewTable, TablePlan
-from frazil.pipeline.table_selects import Reject, TableSelects, value_sources
+from frazil.pipeline.table_plan import LOG, UPSERT, ChunkPlan, TablePlan
+from frazil.pipeline.table_selects import Reject, TableSelects
 from frazil.pipeline.tombstones import KeyDecoder
 from frazil.pipeline.versions import column_of
 
@@ -43,11 +43,19 @@ class TableFitter:
     def __init__(self, plan: ChunkPlan) -> None:
         self._plan = plan
         self._rules = plan.rules
-        self._tables = plan.tables
-        self._refused = plan.refused
-        self._selects = TableSelects(plan)
+        self._destinations: dict[str, Destination] = {}
 
-    # ── routes and settings ──────────────────────────────────────────────────────────────────
+    def _to(self, name: str) -> Destination:
+        """The table of this name."""
+        if name not in self._destinations:
+            self._destinations[name] = Destination(name, self._plan)
+        return self._destinations[name]
+
+    @cached_property
+    def _selects(self) -> TableSelects:
+        return TableSelects(self._plan.key_format)
+
+    # ── routes ────────────────────────────────────────────────────────────────────────────────
 
     def _sorted(self, work: ChunkWork, rows: pa.Table, index: Longs | None) -> list[Route]:
         assert self._rules is not None
@@ -57,112 +65,76 @@ class TableFitter:
         work.result.reject_all(routed.rejected, index)
         return routed.shares
 
-    def _changes(self, work: ChunkWork) -> bool:
-        return self._rules is not None and self._rules.changes(work.partition.kafka_topic)
-
-    def _mode(self, name: str) -> str:
-        """The mode of a table: upsert, changelog, or empty for append."""
-        return self._plan.keyed.get(self._rules.template(name) if self._rules else name, "")
-
-    def _made(self, name: str) -> NewTable:
-        template = self._rules.template(name) if self._rules else name
-        return self._plan.new.get(template, NewTable())
-
-    def _unmakeable(self, name: str, columns: pa.Schema) -> str:
-        """Why a table cannot be created with these columns; empty: it can."""
-        return unmakeable(columns, self._made(name).beside)
-
     # ── deletes ──────────────────────────────────────────────────────────────────────────────
 
-    def _tombstones(self, work: ChunkWork, name: str, at: Longs) -> None:
-        plan = self._tables.get(name)
-        if plan is None:
-            work.tombstones_without_table.update(
-                at.tolist()
-            )  # the table does not exist: nothing to delete
+    def _tombstones(self, work: ChunkWork, table: Destination, at: Longs) -> None:
+        if not table.exists:  # nothing to delete
+            work.tombstones_without_table.update(at.tolist())
             return
         work.tombstones.update(at.tolist())
-        if not len(at) or name in work.below:
+        if not len(at) or table.name in work.below:
             return
         keys = work.opened.keys
         given = [None] * len(at) if keys is None else keys.take(pa.array(at)).to_pylist()
-        self._by_keys(work, name, plan, self._plan.key_format, given, at)
+        self._by_keys(work, table, self._plan.key_format, given, at, table.plan.key_columns)
 
     def _by_keys(
         self,
         work: ChunkWork,
-        name: str,
-        plan: TablePlan,
+        table: Destination,
         format: RecordFormat | None,
         given: Sequence[bytes | None],
         at: Longs,
-        columns: pa.Schema | None = None,
+        columns: pa.Schema,
     ) -> None:
-        """Delete the keys `given`. `columns`: their columns, if they contain more than the key."""
-        if self._key_fields(name, plan) is None:
-            self._by_kafka_keys(work, name, plan, at)
+        """Delete the keys `given`, which have these columns: the key, and more."""
+        if table.key_fields is None:
+            self._by_kafka_keys(work, table, at)
             return
-        rows, index, bad = self._read_keys(name, plan, format, columns or plan.key_columns, given)
-        work.result.reject_all(bad, at, (name,))
-        self._delete(work, name, plan, rows, at[index])
+        rows, index, bad = self._read_keys(table, format, columns, given)
+        work.result.reject_all(bad, at, (table.name,))
+        self._delete(work, table, DecodedChunk(rows, at[index]))
 
-    def _delete(
-        self, work: ChunkWork, name: str, plan: TablePlan, keys: pa.Table, at: Longs
-    ) -> None:
+    def _delete(self, work: ChunkWork, table: Destination, keys: DecodedChunk) -> None:
         """Delete rows by the columns of their key; in a change log, add a row for each."""
-        if not plan.log:
-            self._fitted(work, name, plan, keys, at, None, work.result.gone)
+        if not table.plan.log:
+            self._fitted(work, table, keys, work.result.gone)
             return
-        for part, where in self._beside_keys(work, name, keys, at):
-            self._fitted(work, name, plan, with_op(part, "d"), where, None)
+        for part in self._beside_keys(work, table, keys):
+            self._fitted(work, table, with_op(part, "d"))
 
-    def _by_kafka_keys(self, work: ChunkWork, name: str, plan: TablePlan, at: Longs) -> None:
+    def _by_kafka_keys(self, work: ChunkWork, table: Destination, at: Longs) -> None:
         """Delete the rows of records whose key columns are selected from their Kafka key."""
-        names = plan.key or plan.log
-        for keys, where in self._selects.keys(work, name, at, self._unselected(work, name), names):
-            self._delete(work, name, plan, keys, np.arange(len(keys)) if where is None else where)
+        assert table.select is not None
+        names, reject = table.plan.key or table.plan.log, self._unselected(work, table)
+        for keys in self._selects.keys(work, table.select, at, reject, names):
+            self._delete(work, table, keys)
 
     def _beside_keys(
-        self, work: ChunkWork, name: str, keys: pa.Table, at: Longs
-    ) -> Iterator[tuple[pa.Table, Longs]]:
+        self, work: ChunkWork, table: Destination, keys: DecodedChunk
+    ) -> Iterator[DecodedChunk]:
         """Deletes with the columns that a select makes without a value."""
-        if self._selects.plan(name) is None:
-            yield keys, at
+        if table.select is None:
+            yield keys
             return
-        reject = self._unselected(work, name)
-        for beside, where in self._selects.keys(work, name, at, reject):
-            positions = at if where is None else where
-            part = keys.take(pa.array(np.searchsorted(at, positions)))
-            for column in beside.schema.names:
-                if column not in part.schema.names:
-                    part = part.append_column(beside.schema.field(column), beside.column(column))
-            yield part, positions
-
-    def _key_fields(self, name: str, plan: TablePlan) -> dict[str, str] | None:
-        """Key column → field of the record's value; None: it comes from the record's Kafka key."""
-        select = self._selects.plan(name)
-        if select is None:
-            return {column: column for column in plan.key or plan.log}
-        return value_sources(select, plan)
-
-    def _order_path(self, name: str, plan: TablePlan) -> str:
-        """The path of the version in the record's value; empty: it has none."""
-        select = self._selects.plan(name)
-        source = select.selection.source(plan.own_order) if select and plan.own_order else None
-        return plan.own_order if source is None else ".".join(source)
+        at, reject = keys.positions, self._unselected(work, table)
+        for beside in self._selects.keys(work, table.select, at, reject):
+            part = keys.take(np.searchsorted(at, beside.positions))
+            rows = part.rows
+            for field, column in zip(beside.rows.schema, beside.rows.columns, strict=True):
+                if field.name not in rows.schema.names:
+                    rows = rows.append_column(field, column)
+            yield replace(part, rows=rows)
 
     def _read_keys(
         self,
-        name: str,
-        plan: TablePlan,
+        table: Destination,
         format: RecordFormat | None,
         columns: pa.Schema,
         given: Sequence[bytes | None],
     ) -> tuple[pa.Table, Longs, list[UndecodableRecord]]:
         """Key columns of encoded keys, whose fields have the names of the record's value."""
-        fields = {plan.own_order: self._order_path(name, plan)} | (
-            self._key_fields(name, plan) or {}
-        )
+        fields = {table.plan.own_order: table.order_path} | (table.key_fields or {})
         sources = [column.with_name(fields.get(column.name, column.name)) for column in columns]
         if format is not None and format.kind == "json":
             declared = self._plan.format.declared
@@ -174,66 +146,52 @@ class TableFitter:
         """`keys` without the keys of records that the table rejects: their old rows stay."""
         rejections = work.result.rejections
         positions = [i for i, rejection in rejections.items() if name in rejection.tables]
-        column = self._tables[name].metadata.offset
+        column = self._plan.tables[name].metadata.offset
         return without_offsets(keys, column, work.opened.offsets[positions])
 
     # ── rows ─────────────────────────────────────────────────────────────────────────────────
 
-    def _unselected(self, work: ChunkWork, name: str, schema_id: int | None = None) -> Reject:
+    def _unselected(
+        self, work: ChunkWork, table: Destination, schema_id: int | None = None
+    ) -> Reject:
         """Rejects records that a select makes no row of."""
 
         def reject(at: int, kind: str, reason: str) -> None:
-            rejection = Rejection(at, kind, reason, (name,), schema_id)
+            rejection = Rejection(at, kind, reason, (table.name,), schema_id)
             if kind == "misfit":
-                self._misfit(work, rejection)
+                self._misfit(work, table, rejection)
             else:
                 work.result.reject(rejection)
 
         return reject
 
     def _selected(
-        self, work: ChunkWork, name: str, rows: pa.Table, at: Longs | None, schema_id: int | None
-    ) -> Iterator[tuple[pa.Table, Longs | None]]:
+        self, work: ChunkWork, table: Destination, group: DecodedChunk
+    ) -> Iterator[DecodedChunk]:
         """Rows with the columns of their table: those of its select, and a change log's own."""
-        if self._mode(name) == LOG:
-            rows = with_op(rows, "u")
-        if self._selects.plan(name) is not None:
-            # Before a mask or a digest hides that a value was not sent.
-            rows, at = self._available(work, name, rows, at, schema_id)
-        reject = self._unselected(work, name, schema_id)
-        yield from self._selects.rows(work, name, rows, at, reject)
-
-    def _verdict(self, plan: TablePlan, columns: pa.Schema, aliases: Aliases) -> str | bool:
-        """False: records with these columns fit. True: they fit after a change of the table.
-        Otherwise the reason why they never fit."""
-        lacking = [
-            column for column in plan.metadata.fields if column.name not in plan.shape.arrow.names
-        ]
-        if plan.evolution == "evolve":
-            schema_changes = table_changes(plan, columns, aliases)
-            if not schema_changes.impossible:
-                changed = bool(schema_changes or lacking)
-                return changed and self._refused.get(plan.shape.name, changed)
-            return f"cannot fit {plan.shape.name}: {'; '.join(schema_changes.impossible)}"
-        named = _names(columns, plan.columns, aliases)
-        misfits = differences(pa.schema([*named, *plan.metadata.fields]), plan.shape.arrow)
-        return f"cannot fit {plan.shape.name}: {'; '.join(misfits)}" if misfits else False
+        if table.mode == LOG:
+            group = with_op(group, "u")
+        if table.select is None:
+            yield group
+            return
+        # Before a mask or a digest hides that a value was not sent.
+        group = self._available(work, table, group)
+        reject = self._unselected(work, table, group.schema_id)
+        yield from self._selects.rows(work, table.select, group, reject)
 
     def _fitted(
         self,
         work: ChunkWork,
-        name: str,
-        plan: TablePlan,
-        rows: pa.Table,
-        at: Longs | None,
-        schema_id: int | None,
+        table: Destination,
+        group: DecodedChunk,
         deletes: list[tuple[str, pa.Table]] | None = None,
     ) -> None:
         """Fit rows into the table's schema and add them to the result, or keys to `deletes`.
         Rows that do not fit are rejected one by one."""
-        rows, at = self._in_time(work, name, plan, rows, at, schema_id)
+        group = self._in_time(work, table, group)
         if deletes is None:
-            rows, at = self._available(work, name, rows, at, schema_id)
+            group = self._available(work, table, group)
+        rows, plan = group.rows, table.plan
         if not len(rows):
             return
         target = plan.shape.arrow if deletes is None else plan.of_deletes
@@ -243,83 +201,67 @@ class TableFitter:
                 target,
                 plan.metadata,
                 work.partition,
-                picked(work.opened.offsets, at),
-                picked(work.opened.stamps, at),
+                group.of(work.opened.offsets),
+                group.of(work.opened.stamps),
             )
             if deletes is None:
                 check_partition(shaped, plan.shape.schema, plan.shape.spec, plan.shape.name)
                 _check_order(shaped, plan)
         except SchemaMismatch as error:
-            positions = np.arange(len(rows)) if at is None else at
             if len(rows) == 1:
-                self._reject(work, name, error.message, 1, positions, schema_id)
+                self._reject(work, table, error.message, group.positions, group.schema_id)
                 return
             for part in _parts(rows, plan):
-                some = rows.take(pa.array(part))
-                self._fitted(work, name, plan, some, positions[part], schema_id, deletes)
+                self._fitted(work, table, group.take(part), deletes)
             return
-        (work.result.rows if deletes is None else deletes).append((name, shaped))
+        (work.result.rows if deletes is None else deletes).append((table.name, shaped))
 
-    def _in_time(
-        self,
-        work: ChunkWork,
-        name: str,
-        plan: TablePlan,
-        rows: pa.Table,
-        at: Longs | None,
-        schema_id: int | None,
-    ) -> tuple[pa.Table, Longs | None]:
+    def _in_time(self, work: ChunkWork, table: Destination, group: DecodedChunk) -> DecodedChunk:
         """Reject records whose timestamp does not fit the table's timestamp column. Returns the
         others."""
-        stamps = picked(work.opened.stamps, at)
-        late = too_late(stamps) if plan.metadata.timestamp else np.empty(0, np.int64)
+        stamps = group.of(work.opened.stamps)
+        late = too_late(stamps) if table.plan.metadata.timestamp else np.empty(0, np.int64)
         if not len(late):
-            return rows, at
+            return group
         for i in late.tolist():
-            reason = why_too_late(int(stamps[i]))
-            self._misfit(work, Rejection(nth(at, i), "timestamp", reason, (name,), schema_id))
-        kept = np.delete(np.arange(len(rows)), late)
-        return rows.take(pa.array(kept)), among(at, kept)
+            why, at = why_too_late(int(stamps[i])), nth(group.index, i)
+            rejection = Rejection(at, "timestamp", why, (table.name,), group.schema_id)
+            self._misfit(work, table, rejection)
+        return group.take(np.delete(np.arange(len(stamps)), late))
 
-    def _available(
-        self, work: ChunkWork, name: str, rows: pa.Table, at: Longs | None, schema_id: int | None
-    ) -> tuple[pa.Table, Longs | None]:
+    def _available(self, work: ChunkWork, table: Destination, group: DecodedChunk) -> DecodedChunk:
         """Reject records that would overwrite a value of an upsert table with Debezium's
         placeholder, in the envelope or flattened. Other tables write the placeholder as sent."""
-        if self._mode(name) != UPSERT:
-            return rows, at
+        if table.mode != UPSERT:
+            return group
         value = placeholder(self._plan.format.unavailable)
         if value is None:
-            return rows, at
-        bad = np.zeros(len(rows), bool)
-        for column, mask in value.in_columns(rows).items():
+            return group
+        bad = np.zeros(len(group.rows), bool)
+        for column, mask in value.in_columns(group.rows).items():
             for i in np.flatnonzero(mask & ~bad).tolist():
-                reason = not_carried(name, column, value)
-                work.result.reject(Rejection(nth(at, i), UNAVAILABLE, reason, (name,), schema_id))
+                why, at = not_carried(table.name, column, value), nth(group.index, i)
+                rejection = Rejection(at, UNAVAILABLE, why, (table.name,), group.schema_id)
+                work.result.reject(rejection)
             bad |= mask
-        if not bad.any():
-            return rows, at
-        kept = np.flatnonzero(~bad)
-        return rows.take(pa.array(kept)), among(at, kept)
+        return group.take(np.flatnonzero(~bad)) if bad.any() else group
 
     def _reject(
         self,
         work: ChunkWork,
-        name: str,
+        table: Destination,
         reason: str,
-        count: int,
-        at: Longs | None,
-        schema_id: int | None,
+        at: Longs,
+        schema_id: int | None = None,
     ) -> None:
-        for i in range(count) if at is None else at.tolist():
-            self._misfit(work, Rejection(i, "misfit", reason, (name,), schema_id))
+        for i in at.tolist():
+            self._misfit(work, table, Rejection(i, "misfit", reason, (table.name,), schema_id))
 
-    def _misfit(self, work: ChunkWork, rejection: Rejection) -> None:
-        [name] = rejection.tables
-        if name not in rejection.reason:
+    def _misfit(self, work: ChunkWork, table: Destination, rejection: Rejection) -> None:
+        if table.name not in rejection.reason:
             fact = rejection.reason.removeprefix("cannot fit ")
-            rejection = replace(rejection, reason=f"cannot fit {name}: {fact}")
-        if name in self._tables and self._tables[name].evolution == "fail":
+            rejection = replace(rejection, reason=f"cannot fit {table.name}: {fact}")
+        if table.exists and table.plan.evolution == "fail":
             where = f"{work.partition} offset {int(work.opened.offsets[rejection.index])}"
             raise SchemaMismatch(
                 f"cannot write {where}: {rejection.reason}",
@@ -328,12 +270,15 @@ class TableFitter:
         work.result.reject(rejection)
 
 
-def with_op(rows: pa.Table, op: str) -> pa.Table:
+def with_op(group: DecodedChunk, op: str) -> DecodedChunk:
     """Rows with column `_op`: `op` where a row has no operation of its own."""
-    if "_op" not in rows.schema.names:
-        return rows.append_column(OP, pa.repeat(pa.scalar(op, OP.type), len(rows)))
+    rows = group.rows
     at = rows.schema.get_field_index("_op")
-    return rows.set_column(at, OP, rows.column("_op").cast(OP.type).fill_null(op))
+    if at < 0:
+        every = pa.repeat(pa.scalar(op, OP.type), len(rows))
+        return replace(group, rows=rows.append_column(OP, every))
+    ops = rows.column(at).cast(OP.type).fill_null(op)
+    return replace(group, rows=rows.set_column(at, OP, ops))
 
 
 def not_carried(name: str, column: str, value: Placeholder) -> str:
@@ -344,28 +289,12 @@ def not_carried(name: str, column: str, value: Placeholder) -> str:
     )
 
 
-def table_changes(plan: TablePlan, columns: pa.Schema, aliases: Aliases) -> Any:
-    return changes(
-        plan.shape.arrow,
-        columns,
-        aliases,
-        beside={column.name for column in plan.metadata.fields},
-        identifier=plan.identifier,
-        partitions=plan.partitions,
-        format_version=plan.format_version,
-    )
-
-
 def _check_order(rows: pa.Table, plan: TablePlan) -> None:
     if plan.order and (missing := column_of(rows, plan.order).null_count):
         raise SchemaMismatch(
             f"cannot fit {plan.shape.name}: column {plan.order!r} says which change of a key is "
             f"the newer one, {missing} records have no value in it"
         )
-
-
-def _names(columns: pa.Schema, target: pa.Schema, aliases: Aliases) -> pa.Schema:
-    return renamed(columns.empty_table(), target, aliases).schema
 
 
 def _parts(rows: pa.Table, plan: TablePlan) -> Iterator[Longs]:

@@ -43,6 +43,8 @@ class JsonSource:
     keys: pa.Schema = dataclasses.field(default_factory=lambda: pa.schema([]))
     #: a change log: its `_op` is read as if it were declared
     log: bool = False
+    #: of the table; of one that does not exist: `fixed`
+    columns: pa.Schema = dataclasses.field(default_factory=lambda: pa.schema([]))
 
     def __bool__(self) -> bool:
         """Is anything but inferred from the records?"""
@@ -75,17 +77,21 @@ class JsonSource:
                 fields.append(pa.field(item.name, kind, metadata={DECLARED: b"1"}))
         return pa.schema(fields)
 
-    def expected(self, columns: Iterable[pa.Field]) -> pa.Schema:
-        """The columns that a table must have which has these."""
-        return with_fixed(columns, self.fixed)
+    @cached_property
+    def expected(self) -> pa.Schema:
+        """The columns that the table must have."""
+        return with_fixed(self.columns, self.fixed)
 
-    def judged(self, columns: Iterable[pa.Field]) -> pa.Schema:
+    @cached_property
+    def judged(self) -> pa.Schema:
         """Columns of the table by which the fields of a record are judged: declared ones have their
         own type, and computed ones are left out."""
         fixed = {field.name: field for field in self.fixed}
         computed = self._computed
         fields = [
-            _laid(field, fixed.get(field.name)) for field in columns if field.name not in computed
+            _laid(field, fixed.get(field.name))
+            for field in self.columns
+            if field.name not in computed
         ]
         names = {field.name for field in fields} | computed
         return pa.schema([*fields, *(f for name, f in fixed.items() if name not in names)])
@@ -133,21 +139,22 @@ class JsonSource:
 
     # ── fields of the records ────────────────────────────────────────────────────────────────
 
-    def shape(self, columns: pa.Schema) -> pa.Schema:
+    @cached_property
+    def shape(self) -> pa.Schema:
         """The fields from which the table's columns are made. A field whose column the table lacks
         has type null: a value in it does not fit, and is learned."""
         declared, selection = self.format.declared, self.selection
         tree: Tree = {}
         if selection is None:
-            passed = [column for column in columns if self._known(column.name)]
+            passed = [column for column in self.columns if self._known(column.name)]
             tree = {field.name: _laid(field, _named(declared, field.name)) for field in passed}
             return pa.schema(_fields(tree), declared.metadata)
         computed = self._computed
-        for field in columns:
+        for field in self.columns:
             name = field.name
             if self._known(name) and selection.passes(name) and name not in computed:
                 tree[name] = _laid(field, _named(declared, name))
-        present = {field.name: field for field in columns}
+        present = {field.name: field for field in self.columns}
         later = []
         for name, of in selection.named.items():
             if not isinstance(of, Column):

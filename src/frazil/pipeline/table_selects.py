@@ -14,13 +14,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pyarrow as pa
 
-from frazil.config.select_checks import from_key
 from frazil.errors import ConfigError
 from frazil.formats import debezium
-from frazil.formats.decode_result import UndecodableRecord
-from frazil.formats.decoder import Decoder
+from frazil.formats.decode_result import DecodedChunk, UndecodableRecord, among
+from frazil.formats.decoder import Decoder, RecordFormat
 from frazil.kafka.record_batch import Longs
-from frazil.pipeline.chunk_result import ChunkWork, among
+from frazil.pipeline.chunk_result import ChunkWork
 from frazil.pipeline.selection import (
     RecordEnvelope,
     SelectPlan,
@@ -28,11 +27,9 @@ from frazil.pipeline.selection import (
     selected,
     selected_keys,
 )
-from frazil.pipeline.table_plan import ChunkPlan, TablePlan
 
 #: Position of a record, kind and reason of its rejection.
 Reject = Callable[[int, str, str], None]
-Part = tuple[pa.Table, Longs | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,40 +59,29 @@ class DecodedKeys:
 class TableSelects:
     """The selects of one task's tables."""
 
-    def __init__(self, plan: ChunkPlan) -> None:
-        self._plan = plan
+    def __init__(self, key_format: RecordFormat | None) -> None:
+        self._key_format = key_format
         self._decoder: Decoder | None = None
 
-    def plan(self, name: str) -> SelectPlan | None:
-        template = self._plan.rules.template(name) if self._plan.rules else name
-        return self._plan.selects.get(template)
-
     def rows(
-        self, work: ChunkWork, name: str, rows: pa.Table, at: Longs | None, reject: Reject
-    ) -> Iterator[Part]:
+        self, work: ChunkWork, plan: SelectPlan, group: DecodedChunk, reject: Reject
+    ) -> Iterator[DecodedChunk]:
         """The rows with the table's columns, in one part or several."""
-        plan = self.plan(name)
-        if plan is None:
-            yield rows, at
-            return
-        for some, envelope in self._envelopes(work, plan, len(rows), at, reject):
-            part = rows if some is None else rows.take(pa.array(some))
-            yield from _halved(
-                lambda r, e: selected(plan, r, e), part, envelope, among(at, some), reject
-            )
+        count = len(group.rows)
+        for some, envelope in self._envelopes(work, plan, count, group.index, reject):
+            part = group if some is None else group.take(some)
+            yield from _halved(lambda r, e: selected(plan, r, e), part, envelope, reject)
 
     def keys(
         self,
         work: ChunkWork,
-        name: str,
+        plan: SelectPlan,
         at: Longs,
         reject: Reject,
         names: Sequence[str] | None = None,
-    ) -> Iterator[Part]:
+    ) -> Iterator[DecodedChunk]:
         """The columns of records that need no value: key, headers, constants. `names`: only these,
         none of them null."""
-        plan = self.plan(name)
-        assert plan is not None
         wanted = None if names is None else dict.fromkeys(names)
 
         def refuse(at: int, kind: str, reason: str) -> None:
@@ -109,8 +95,8 @@ class TableSelects:
             return table
 
         for some, envelope in self._envelopes(work, plan, len(at), at, refuse):
-            rows = pa.table({"": pa.nulls(envelope.count)})
-            yield from _halved(made, rows, envelope, among(at, some), refuse)
+            part = DecodedChunk(pa.table({"": pa.nulls(envelope.count)}), among(at, some))
+            yield from _halved(made, part, envelope, refuse)
 
     def _envelopes(
         self, work: ChunkWork, plan: SelectPlan, count: int, at: Longs | None, reject: Reject
@@ -139,7 +125,7 @@ class TableSelects:
         return decoded
 
     def _decode(self, work: ChunkWork) -> DecodedKeys:
-        format, count = self._plan.key_format, len(work.opened.offsets)
+        format, count = self._key_format, len(work.opened.offsets)
         if format is None:
             raise ConfigError("cannot decode fields of keys: keys are text")
         if self._decoder is None:
@@ -182,33 +168,18 @@ def _payload(key: bytes, names: Sequence[str]) -> bytes:
 
 def _halved(
     made: Callable[[pa.Table, RecordEnvelope], pa.Table],
-    rows: pa.Table,
+    group: DecodedChunk,
     envelope: RecordEnvelope,
-    at: Longs | None,
     reject: Reject,
-) -> Iterator[Part]:
+) -> Iterator[DecodedChunk]:
     """The rows together, or in halves, down to the record at fault."""
-    if not len(rows):
+    if not len(group.rows):
         return
     try:
-        yield made(rows, envelope), at
+        yield replace(group, rows=made(group.rows, envelope))
     except Unselectable as error:
-        positions = np.arange(len(rows)) if at is None else at
-        if len(rows) == 1:
-            reject(int(positions[0]), "misfit", str(error))
+        if len(group.rows) == 1:
+            reject(int(group.positions[0]), "misfit", str(error))
             return
-        for part in np.array_split(np.arange(len(rows)), 2):
-            index = pa.array(part)
-            yield from _halved(
-                made, rows.take(index), envelope.take(index), positions[part], reject
-            )
-
-
-def value_sources(plan: SelectPlan, table: TablePlan) -> dict[str, str] | None:
-    """Column → field of the value, of the key columns and the version of a table; None: its key
-    comes from the record's key."""
-    names = table.key or table.log
-    if any(from_key(plan.selection, name) for name in names):
-        return None
-    sources = {name: plan.selection.source(name) for name in names}
-    return {name: source[0] for name, source in sources.items() if source}
+        for part in np.array_split(np.arange(len(group.rows)), 2):
+            yield from _halved(made, group.take(part), envelope.take(pa.array(part)), reject)
