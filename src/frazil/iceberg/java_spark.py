@@ -52,6 +52,8 @@ class PlanOperator:
     name: str
     #: number of its streaming inputs
     streams: int
+    #: names of the operators that its rows pass
+    above: tuple[str, ...] = ()
     #: of a streaming source: its name, class and options
     source: str = ""
     table: str = ""
@@ -62,7 +64,7 @@ def operators(frame: DataFrame) -> list[PlanOperator]:
     """The streaming operators of a query, sources included."""
     steps: list[PlanOperator] = []
 
-    def visit(node: Any) -> None:
+    def visit(node: Any, above: tuple[str, ...] = ()) -> None:
         if not node.isStreaming():
             return
         name = node.getClass().getSimpleName()
@@ -71,32 +73,40 @@ def operators(frame: DataFrame) -> list[PlanOperator]:
         if name == "StreamingRelationV2":
             table = node.table().getClass().getName()
             options = {str(k): str(v) for k, v in dict(node.extraOptions()).items()}
-            steps.append(PlanOperator(name, 0, str(node.sourceName()).lower(), table, options))
+            source = str(node.sourceName()).lower()
+            steps.append(PlanOperator(name, 0, above, source, table, options))
         elif name == "StreamingRelation":
-            steps.append(PlanOperator(name, 0, str(node.sourceName())))
+            steps.append(PlanOperator(name, 0, above, str(node.sourceName())))
         else:
-            steps.append(PlanOperator(name, sum(bool(child.isStreaming()) for child in below)))
+            streams = sum(bool(child.isStreaming()) for child in below)
+            steps.append(PlanOperator(name, streams, above))
         for child in below:
-            visit(child)
+            visit(child, (*above, name))
 
     with translated("look at the query"):
         visit(frame._jdf.queryExecution().analyzed())
     return steps
 
 
-def refuse_what_cannot_append(frame: DataFrame) -> None:
-    """Runs Spark's own check of a streaming query, which Spark itself runs only at its start."""
+def refuse_unsupported(frame: DataFrame, output_mode: str) -> None:
+    """Runs Spark's own check of a streaming query in an output mode, append or update, which Spark
+    itself runs only at its start."""
     jvm: Any = frame.sparkSession._jvm
+    modes = jvm.org.apache.spark.sql.streaming.OutputMode
     try:
         jvm.org.apache.spark.sql.catalyst.analysis.UnsupportedOperationChecker.checkForStreaming(
             frame._jdf.queryExecution().analyzed(),
-            jvm.org.apache.spark.sql.streaming.OutputMode.Append(),
+            modes.Update() if output_mode == "update" else modes.Append(),
         )
     except PySparkException as error:
         fact = str(error).strip().splitlines()[0].rstrip(";")
         raise ConfigError(
             f"cannot stream this query into a table: {fact}",
-            hint="a table takes rows once and for all: aggregations need withWatermark",
+            hint="in output mode append a table takes rows once and for all: aggregations need "
+            "withWatermark; output mode update goes into a table of mode upsert, whose key is "
+            "their groups"
+            if output_mode == "append"
+            else "",
         ) from None
 
 
