@@ -212,10 +212,23 @@ def total(rows: Any) -> Any:
     return rows.groupBy("value").count()
 
 
+def halved(rows: Any) -> Any:
+    """A column that is the same for two groups."""
+    return total(rows).selectExpr("value div 2 AS value", "count")
+
+
+def of_two(rows: Any) -> Any:
+    return rows.groupBy("value", F.expr("value % 3 AS kind")).count()
+
+
 UPSERT = {"mode": "upsert", "key": ["value"]}
 REFUSED: dict[str, tuple[Callable[[Any], Any], dict[str, Any], str]] = {
     "having": (having, UPSERT, "update: Filter is behind the aggregation"),
     "key": (total, {**UPSERT, "key": ["id"]}, "no column 'id' for its key; they have value, count"),
+    "not a group": (total, {**UPSERT, "key": ["value", "count"]}, "by value, count: .* value$"),
+    "an expression": (halved, UPSERT, "expected .a group without a column."),
+    "some groups": (of_two, UPSERT, "expected value, kind"),
+    "all rows": (lambda rows: rows.agg(F.count("*").alias("value")), UPSERT, "at least one group"),
     "delete column": (total, {**UPSERT, "delete_column": "count"}, "is int64; expected a boolean"),
     "no checkpoint": (total, UPSERT, "Aggregate keeps state.*needs a permanent checkpoint"),
 }
@@ -226,7 +239,7 @@ def test_an_upsert_that_cannot_be_exact_is_refused_and_nothing_is_made(
     lake: Lake, spark: Any, name: str, why: str
 ):
     made, table, words = REFUSED[why]
-    with pytest.raises(ConfigError, match=words):
+    with pytest.raises(ConfigError, match=f"(?m){words}"):
         written(made(rate(spark)), name, output_mode="update", **table).start()
     for table_name in (f"db.{name}", f"db.{name}_index"):
         with pytest.raises(LookupError):

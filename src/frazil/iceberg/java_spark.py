@@ -88,6 +88,64 @@ def operators(frame: DataFrame) -> list[PlanOperator]:
     return steps
 
 
+def group_columns(frame: DataFrame) -> list[tuple[str, ...]] | None:
+    """Of each group of an aggregation the columns of the query that hold it: the group itself, or
+    begin or end of a time window. None: more than names and projections is behind the aggregation,
+    or there is none."""
+    with translated("look at the query"):
+        plan: Any = frame._jdf.queryExecution().analyzed()
+        projections: list[Any] = []
+        node = plan
+        while (name := node.getClass().getSimpleName()) in ("Project", "SubqueryAlias", "WithCTE"):
+            projections += [node.projectList()] if name == "Project" else []
+            node = node.plan() if name == "WithCTE" else node.child()
+        if name != "Aggregate":
+            return None
+        groups = _items(node.groupingExpressions())
+        #: id of an attribute → the number of the group that it holds
+        held: dict[Any, int] = {}
+        for expression in _items(node.aggregateExpressions()):
+            inner = _holder(expression)
+            for number, group in enumerate(groups):
+                if inner.semanticEquals(group):
+                    held[expression.exprId().id()] = number
+        for projection in reversed(projections):
+            expressions = [(e, _holder(e)) for e in _items(projection)]
+            held = {
+                expression.exprId().id(): held[inner.exprId().id()]
+                for expression, inner in expressions
+                if inner.getClass().getSimpleName() == "AttributeReference"
+                and inner.exprId().id() in held
+            }
+        ids = [held.get(attribute.exprId().id()) for attribute in _items(plan.output())]
+        return [
+            tuple(name for name, at in zip(frame.columns, ids, strict=True) if at == number)
+            for number in range(len(groups))
+        ]
+
+
+def _holder(expression: Any) -> Any:
+    """The expression without its name, and without the begin or end that it takes of a window."""
+    kind = expression.getClass().getSimpleName()
+    if kind == "Alias":
+        return _holder(expression.child())
+    if kind == "GetStructField":
+        inner, name = (
+            expression.child(),
+            expression.childSchema().apply(expression.ordinal()).name(),
+        )
+        is_window = inner.getClass().getSimpleName() == "AttributeReference" and (
+            inner.metadata().contains("spark.timeWindow")
+        )
+        if is_window and name in ("start", "end"):
+            return inner
+    return expression
+
+
+def _items(several: Any) -> list[Any]:
+    return [several.apply(number) for number in range(several.size())]
+
+
 def refuse_unsupported(frame: DataFrame, output_mode: str) -> None:
     """Runs Spark's own check of a streaming query in an output mode, append or update, which Spark
     itself runs only at its start."""

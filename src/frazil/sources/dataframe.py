@@ -46,6 +46,7 @@ from frazil.errors import (
 )
 from frazil.iceberg.java_spark import (
     HadoopFolder,
+    group_columns,
     operators,
     refuse_unsupported,
 )
@@ -120,11 +121,12 @@ class DataFrameSource(BatchSource[DataFrameRun]):
         refuse_unsupported(self._frame, self.output_mode)
         self._query = QueryState(self._config.sink, operators(self._frame))
         self._query.refuse_settings()
-        if self.output_mode == "update":
-            self._query.refuse_vanishing_rows()
         columns = _columns(self._frame, table.name)
         if table.upsert_key:
             columns = _without_deletes(columns, table)
+        if self.output_mode == "update":
+            self._query.refuse_vanishing_rows()
+            _refuse_other_keys(group_columns(self._frame), table)
         # The columns of the DataFrame; the metadata columns are among them.
         self.columns, self.metadata = {table.name: columns}, _origin_columns(columns, table)
         self._query.refuse_no_checkpoint()
@@ -551,6 +553,22 @@ def _without_deletes(columns: pa.Schema, table: TableConfig) -> pa.Schema:
             hint="an expression makes one: op = 'd' AS deleted",
         )
     return columns.remove(number)
+
+
+def _refuse_other_keys(groups: Sequence[Sequence[str]] | None, table: TableConfig) -> None:
+    """Refuse a key that is not that of the groups: rows of other groups would be replaced, or
+    former rows of the same group stay."""
+    if groups is None:
+        return
+    key, held = set(table.key), {name for group in groups for name in group}
+    if key <= held and all(key & set(group) for group in groups):
+        return
+    shown = ", ".join(group[0] if group else "(a group without a column)" for group in groups)
+    raise ConfigError(
+        f"cannot upsert into table {table.name} by {', '.join(table.key)}: in output mode update "
+        f"the key is the columns that hold the groups; expected {shown or 'at least one group'}",
+        hint="an expression of a group may be the same for two groups: group by the expression",
+    )
 
 
 def _origin_columns(columns: pa.Schema, table: TableConfig) -> MetadataColumns:
