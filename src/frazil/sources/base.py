@@ -184,8 +184,11 @@ class BatchSource(Protocol[RunT]):
     #: what changes the rows of a key: records, by Kafka's keys and offsets; rows of a query; or
     #: nothing, and tables with a key are refused
     changes: str = ""
-    #: Spark's output mode
-    output_mode: str = "append"
+
+    @property
+    def output_mode(self) -> str:
+        """Spark's."""
+        return "append"
 
     @property
     def paced(self) -> bool:

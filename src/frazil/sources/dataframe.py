@@ -97,9 +97,12 @@ class DataFrameSource(BatchSource[DataFrameRun]):
         self._retry = retry
         self._build = build
         self._temporary = TemporaryView()
-        self._row_bytes = 0.0
-        self._rows = 0  # of the batch before
-        self.output_mode = config.transform.output_mode
+        #: rows and bytes of the batch before
+        self._size = (0, 0)
+
+    @property
+    def output_mode(self) -> str:
+        return self._config.transform.output_mode
 
     # ── before anything is claimed ───────────────────────────────────────────────────────────
 
@@ -350,15 +353,17 @@ class DataFrameSource(BatchSource[DataFrameRun]):
         if upsert_plan is not None:
             # By the values of the key: equal ones meet in one task, which holds all of its rows.
             parts = max(
-                frame.sparkSession.sparkContext.defaultParallelism, -(-self._rows // _TOGETHER_ROWS)
+                frame.sparkSession.sparkContext.defaultParallelism,
+                -(-self._size[0] // _TOGETHER_ROWS),
             )
             key = [f"c{names.index(name)}" for name in upsert_plan.table.key]
             numbered = numbered.repartition(parts, *key)
             write = functools.partial(upsert_all, upsert_plan, names=names)
         tasks = numbered.mapInArrow(write, OUTCOMES)
         rows = _FIRST_ROWS
-        if self._row_bytes:
-            rows = max(1, min(_MOST_ROWS, int(_HANDED_BYTES / self._row_bytes)))
+        if self._size[0]:
+            count, size = self._size
+            rows = max(1, min(_MOST_ROWS, int(_HANDED_BYTES * count / max(1, size))))
         with _handed_by(frame.sparkSession, rows):
             results = tasks.collect()
         outcomes = [WriteOutcome.load(row.outcome) for row in results]
@@ -369,9 +374,8 @@ class DataFrameSource(BatchSource[DataFrameRun]):
                         f"cannot stage a batch: a task had {count} rows, {in_files} are in its "
                         "files"
                     )
-        self._rows = sum(outcome.given or outcome.rows for outcome in outcomes)
-        if self._rows:
-            self._row_bytes = sum(outcome.bytes for outcome in outcomes) / self._rows
+        if handed := sum(outcome.given or outcome.rows for outcome in outcomes):
+            self._size = handed, sum(outcome.bytes for outcome in outcomes)
         return outcomes
 
     def _apart(

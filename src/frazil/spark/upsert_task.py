@@ -100,5 +100,5 @@ def _refuse_null_keys(table: TablePlan, given: pa.Table) -> None:
             raise SchemaMismatch(
                 f"cannot write to table {table.shape.name}: {nulls} rows have null in {name!r}, "
                 "which is in its key",
-                hint=f"filter them, or coalesce({name}, …) to a value that stands for none",
+                hint=f"filter them out, or coalesce({name}, …)",
             )

@@ -231,11 +231,11 @@ def _replaces_groups(sink: SinkStatement, view: View, query: QuerySyntax) -> boo
     if query.groups:
         known = {name for group in query.groups for name in group}
         if not (set(names) <= known and all(set(names) & set(group) for group in query.groups)):
-            found = f"KEY ({', '.join(names)})" if names else "none"
+            given = f"KEY ({', '.join(names)})" if names else "none"
             raise refusal(
                 location,
                 f"cannot write view {view.name}: expected KEY ({expected}), the columns of its "
-                f"GROUP BY, found {found}",
+                f"GROUP BY, found {given}",
             )
         return True
     if not query.of_records:
