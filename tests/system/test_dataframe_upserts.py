@@ -4,6 +4,7 @@ read by Spark and by DuckDB."""
 from __future__ import annotations
 
 import json
+import random
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from pyspark.sql import functions as F
 
 import frazil
+from frazil.auditing.report import TableReport
 from frazil.config.model import Config
 from frazil.errors import ConfigError, FrazilError, SchemaMismatch
 from frazil.offsets import BATCHES
@@ -177,6 +179,60 @@ def test_two_rows_of_a_key_without_an_order_are_refused(lake: Lake, spark: Any, 
     assert lake.query(f"db.{name}") == []
 
 
+def newest(records: Records) -> set[tuple[Any, ...]]:
+    """Of each key the change with the highest version, deletes included."""
+    last: dict[int, dict[str, Any]] = {}
+    for record in records.values():
+        known = last.get(record["id"])
+        if known is None or record["n"] > known["n"]:
+            last[record["id"]] = record
+    return {(r["id"], r["n"]) for r in last.values() if not r["gone"]}
+
+
+@pytest.mark.parametrize(
+    ("origin", "proves"),
+    [("", "batches"), (", _topic, _topic_partition, _offset", "changes")],
+    ids=["without offsets", "with offsets"],
+)
+def test_the_highest_version_counts_whatever_the_order_of_rows_and_batches(
+    broker: Broker,
+    lake: Lake,
+    spark: Any,
+    name: str,
+    make_config: Make,
+    origin: str,
+    proves: str,
+):
+    """A late change does not win, nor does it bring back a deleted key."""
+    create_topic(broker.bootstrap, name, PARTITIONS)
+    shuffled = changes(120)
+    random.Random(5).shuffle(shuffled)
+    produce(broker.bootstrap, name, shuffled, PARTITIONS)
+    config = make_config(
+        decode={"format": "json"},
+        sink={"max_records_per_trigger": 30},
+        transform={"sql": f"SELECT id, n, gone{origin} FROM stream"},
+        table={
+            **{"mode": "upsert", "key": ["id"], "delete_column": "gone"},
+            **{"version_column": "n", "compact_after_commits": 2},
+        },
+    )
+    catch_up(config, spark)
+    records = records_of(broker, name)
+    assert assert_each_snapshot(lake, spark, name, records, newest, "id n") >= 4
+    assert newest(records) != last_rows(records)
+    deleted = lake.query(f"db.{name}_deleted", "id, n")
+    assert {*deleted} <= {(r["id"], r["n"]) for r in records.values() if r["gone"]}
+    result = frazil.audit(config, spark=True)
+    assert result.proven, result
+    reports = {r.table: r for r in result.reports if isinstance(r, TableReport)}
+    assert reports[f"db.{name}"].proves == proves
+    assert reports[f"db.{name}_deleted"].proves == "batches"
+    if origin:
+        outcomes = fates(reports[f"db.{name}"], name)
+        assert outcomes["written"] + outcomes["merged"] == len(records)
+
+
 @pytest.mark.parametrize("compact", [0, 1])
 def test_rows_that_share_an_offset_are_proven_by_batch(
     broker: Broker, lake: Lake, spark: Any, name: str, make_config: Make, compact: int
@@ -250,7 +306,6 @@ def test_an_upsert_that_cannot_be_exact_is_refused_and_nothing_is_made(
     ("table", "words"),
     [
         ({"mode": "changelog", "key": ["value"]}, "its mode is changelog"),
-        ({**UPSERT, "version_column": "timestamp"}, "version_column is for records that come"),
         ({**UPSERT, "partitioned_by_key": True}, "partitioned_by_key is for records that come"),
     ],
 )

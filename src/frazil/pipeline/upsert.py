@@ -314,14 +314,20 @@ def refuse_ties(plan: TablePlan, changes: KeyChanges) -> None:
     """Raises if a key has changes without an order: which of them is the last would be a guess."""
     _, every = _together(plan, changes)
     frame, names = _comparables(plan, every)
-    tied = int(frame.select(*names, "source", "offset").is_duplicated().sum())
+    order = ["source", "offset"]
+    if plan.order:
+        frame, order = frame.with_columns(order=comparable(every.column(plan.order))), ["order"]
+        order += ["source", "offset"]
+    tied = int(frame.select(*names, *order).is_duplicated().sum())
     if tied:
         fact = "the same offset" if plan.metadata.offset else "no offset of Kafka"
+        if plan.order:
+            fact = f"the same {plan.order} and {fact}"
         raise SchemaMismatch(
             f"cannot write to table {plan.shape.name}: {tied} rows of a batch share their key "
             f"({', '.join(plan.key)}) with another, and have {fact}, so none of them is the last",
             hint="keep _topic, _topic_partition and _offset of the record in the rows, which order "
-            "them; or aggregate to one row for each key (max_by(struct(…), version))",
+            "them; or name a version_column; or aggregate to one row for each key",
         )
 
 
@@ -387,6 +393,8 @@ def _ordered(frame: pl.DataFrame, names: Sequence[str]) -> pl.DataFrame:
 def _above(plan: TablePlan, changes: pa.Table) -> Any:
     """Mask of the changes that the table does not contain yet."""
     above = np.ones(len(changes), bool)
+    if not plan.floor:
+        return above
     offsets = changes.column(plan.metadata.offset).to_numpy()
     for (topic, number), floor in plan.floor.items():
         mask = pc.and_(

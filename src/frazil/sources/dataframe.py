@@ -35,15 +35,18 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from frazil.accounting import RangeCounts, moved_to_written
 from frazil.config.model import Config
-from frazil.config.sections import TableConfig
+from frazil.config.sections import TableConfig, deleted_keys_table
 from frazil.errors import (
     AccountingError,
     ConfigError,
+    Conflict,
     Fatal,
     Gap,
     Overlap,
     SchemaMismatch,
+    from_traceback,
 )
+from frazil.iceberg.java_errors import FAILED
 from frazil.iceberg.java_spark import (
     HadoopFolder,
     group_columns,
@@ -257,7 +260,10 @@ class DataFrameSource(BatchSource[DataFrameRun]):
         return PlannedBatch(frame, reached, ranges, before, after)
 
     def run(self, plan: PlannedBatch, tables: BatchTables) -> DataFrameRun:
-        table = tables.plans[self._config.tables[0].name]
+        name = self._config.tables[0].name
+        if name in tables.refused:
+            raise SchemaMismatch(f"cannot write to table {name}: {tables.refused[name]}")
+        table = tables.plans[name]
         metadata = self.metadata or NO_METADATA
         event_time = table.event_time if table.event_time in plan.frame.columns else ""
         origin = (metadata.topic, metadata.partition, metadata.offset)
@@ -269,11 +275,19 @@ class DataFrameSource(BatchSource[DataFrameRun]):
         )
         upsert_plan = None
         if table.key:
-            plan_of_rows = replace(table, metadata=metadata)
+            deleted_keys = table.deleted_keys and replace(table.deleted_keys, metadata=NO_METADATA)
+            plan_of_rows = replace(table, metadata=metadata, deleted_keys=deleted_keys)
             upsert_plan = UpsertPlan(plan_of_rows, write_plan, self._config.tables[0].delete_column)
         counts_before = [reported_counts(given) for given in self._query.reads]
         led_before = self._led(plan.ranges)
-        outcomes = self._run(plan.frame, write_plan, upsert_plan)
+        try:
+            outcomes = self._run(plan.frame, write_plan, upsert_plan)
+        except FAILED as error:
+            if not isinstance(from_traceback(str(error)), Conflict):
+                raise
+            return DataFrameRun(
+                again=True
+            )  # a file with versions of keys is gone; others have them
         counts = [reported_counts(given) for given in self._query.reads]
         leaders = steady(led_before, self._led(plan.ranges))
         leaders |= read_leader_epochs(plan.ranges, counts_before, counts)
@@ -285,6 +299,7 @@ class DataFrameSource(BatchSource[DataFrameRun]):
         self, plan: PlannedBatch, tables: BatchTables, run: DataFrameRun
     ) -> WriteResult | None:
         reached, ranges, outcomes = plan.position, plan.ranges, run.outcomes
+        name = self._config.tables[0].name
         origin = self._origin_now()
         # A topic that was recreated between plan and fetch has other records.
         TopicIdentity(plan.after.cluster, plan.after.topics).check(origin)
@@ -304,16 +319,22 @@ class DataFrameSource(BatchSource[DataFrameRun]):
         spans = [outcome.watermark for outcome in outcomes if outcome.watermark]
         span = (min(s[0] for s in spans), max(s[1] for s in spans)) if spans else None
         tallies.append(RangeCounts(Range(BATCHES, number, number + 1), rows, watermark=span))
-        table = TableWriteResult(
+        written = TableWriteResult(
             tuple(tallies),
             tuple(file for outcome in outcomes for file in outcome.files),
             tuple(file for outcome in outcomes for file in outcome.deletes),
             sum(outcome.keys for outcome in outcomes),
         )
+        written_tables = {name: written}
+        if noted := tuple(file for outcome in outcomes for file in outcome.noted):
+            notes = [RangeCounts(r, 0, merged=len(r)) for r in ranges]
+            notes.append(RangeCounts(tallies[-1].range, sum(file.rows for file in noted)))
+            written_tables[deleted_keys_table(name)] = TableWriteResult(tuple(notes), noted)
         return WriteResult(
             begin=begin,
             end=Cut({**reached.cut, **plan.after.cut, BATCHES: number + 1}),
-            tables={self._config.tables[0].name: table},
+            tables=written_tables,
+            total=() if self._config.one_table else tuple(tallies),
             origin=TopicIdentity(origin.cluster, origin.topics, leaders),
             timings=[outcome.seconds for outcome in outcomes],
             source=(plan.before.text, plan.after.text),

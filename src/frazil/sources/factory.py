@@ -37,14 +37,6 @@ def source_of(
     return DataFrameSource(config, retry, lambda _: frame)
 
 
-#: Settings of tables with a key that need Kafka's records, and what stands in for each.
-_OF_RECORDS = {
-    "partitioned_by_key": "leave it out: the rows of a key are brought together in any case",
-    "version_column": "keep _topic, _topic_partition and _offset in the rows, which order the "
-    "changes of a key; or aggregate to one row for each key",
-}
-
-
 def refuse_keys(config: Config, source: BatchSource[Any]) -> None:
     """Raises for settings of tables with a key that the source has no use for."""
     for table in config.tables:
@@ -69,10 +61,9 @@ def refuse_keys(config: Config, source: BatchSource[Any]) -> None:
                 hint="remove the [transform] or DataFrame between topic and table, or use mode "
                 "append or upsert",
             )
-        for key, instead in _OF_RECORDS.items():
-            if getattr(table, key):
-                raise ConfigError(
-                    f"{doing}: {key} is for records that come straight from Kafka, and its rows "
-                    "come from a query",
-                    hint=instead,
-                )
+        if table.partitioned_by_key:
+            raise ConfigError(
+                f"{doing}: partitioned_by_key is for records that come straight from Kafka, and "
+                "its rows come from a query",
+                hint="leave it out: the rows of a key are brought together in any case",
+            )

@@ -216,15 +216,17 @@ class WriteOutcome:
     #: `watermark` of each partition, where the rows carry theirs
     watermarks: Mapping[Partition, tuple[int, int]] = field(default_factory=dict)
     #: upsert tables: delete files, the number of their keys, the rows in `files` of each partition,
-    #: and how many rows the task was given
+    #: how many rows the task was given, and files of the `_deleted` table
     deletes: tuple[DataFileDescriptor, ...] = ()
     keys: int = 0
     kept: Mapping[Partition, int] = field(default_factory=dict)
     given: int = 0
+    noted: tuple[DataFileDescriptor, ...] = ()
 
     def dump(self) -> str:
-        files, deletes = (
-            [[f.descriptor, f.rows, f.bytes] for f in some] for some in (self.files, self.deletes)
+        files, deletes, noted = (
+            [[f.descriptor, f.rows, f.bytes] for f in some]
+            for some in (self.files, self.deletes, self.noted)
         )
         carried = (
             None
@@ -233,7 +235,7 @@ class WriteOutcome:
         )
         spans = [[*partition, *span] for partition, span in self.watermarks.items()]
         kept = [[*partition, rows] for partition, rows in self.kept.items()]
-        upserted = [deletes, self.keys, kept, self.given]
+        upserted = [deletes, self.keys, kept, self.given, noted]
         seconds = dict(self.seconds)
         return json.dumps(
             [files, self.rows, self.bytes, carried, self.watermark, seconds, spans, upserted]
@@ -242,7 +244,7 @@ class WriteOutcome:
     @staticmethod
     def load(text: str) -> WriteOutcome:
         files, rows, bytes, carried, span, seconds, spans, upserted = json.loads(text)
-        deletes, keys, kept, given = upserted
+        deletes, keys, kept, given, noted = upserted
         return WriteOutcome(
             tuple(DataFileDescriptor(*file) for file in files),
             rows,
@@ -257,6 +259,7 @@ class WriteOutcome:
             keys,
             {Partition(topic, number): count for topic, number, count in kept},
             given,
+            tuple(DataFileDescriptor(*file) for file in noted),
         )
 
 

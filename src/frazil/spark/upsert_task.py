@@ -4,7 +4,8 @@ In: all rows of a batch with some of the keys; Spark's shuffle has brought the r
 together. Out: data files with the last row of each key, and the deletes of all keys. A row whose
 `delete_column` is true is no row of the table but deletes its key. The last change of a key is that
 with the highest offset, as in `pipeline.upsert`, if every row carries the topic, partition and
-offset of a record. Otherwise a key may have one change, and a batch with two is refused.
+offset of a record; with a `version_column` the highest version comes first. Otherwise a key may
+have one change, and a batch with two is refused.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from frazil.pipeline.projection import NO_METADATA, fitted
 from frazil.pipeline.table_plan import TablePlan
 from frazil.pipeline.task import in_worker, watermark
 from frazil.pipeline.upsert import KeyChanges, apply, refuse_ties
+from frazil.pipeline.versions import column_of
 from frazil.spark.tasks import CarriedColumns, WriteOutcome, WritePlan, explaining, outcome_batch
 
 
@@ -73,12 +75,15 @@ def upsert(plan: UpsertPlan, batches: Sequence[pa.RecordBatch]) -> WriteOutcome:
         done.keys,
         done.written,
         len(given),
+        done.noted.files if done.noted else (),
     )
 
 
 def _changes(table: TablePlan, given: pa.Table, delete_column: str) -> KeyChanges:
     subject = f"to table {table.shape.name}"
-    _refuse_null_keys(table, given)
+    for name, kind in (*((k, "in its key") for k in table.key), (table.order, "version_column")):
+        if name:
+            _refuse_nulls(table, given, name, kind)
     if not delete_column:
         return KeyChanges([fitted(given, table.shape.arrow, subject)])
     deleted: Any = given.column(delete_column)
@@ -90,15 +95,16 @@ def _changes(table: TablePlan, given: pa.Table, delete_column: str) -> KeyChange
         )
     rows = given.filter(pc.invert(deleted)).drop_columns([delete_column])
     target = table.of_deletes
-    gone = given.filter(deleted).select(target.names)
+    gone = given.filter(deleted)
+    gone = pa.table([column_of(gone, name) for name in target.names], target.names)
     return KeyChanges([fitted(rows, table.shape.arrow, subject)], [fitted(gone, target, subject)])
 
 
-def _refuse_null_keys(table: TablePlan, given: pa.Table) -> None:
-    for name in table.key:
-        if nulls := given.column(name).null_count:
-            raise SchemaMismatch(
-                f"cannot write to table {table.shape.name}: {nulls} rows have null in {name!r}, "
-                "which is in its key",
-                hint=f"filter them out, or coalesce({name}, …)",
-            )
+def _refuse_nulls(table: TablePlan, given: pa.Table, name: str, kind: str) -> None:
+    column = column_of(given, name)
+    if column is not None and column.null_count:
+        raise SchemaMismatch(
+            f"cannot write to table {table.shape.name}: {column.null_count} rows have null in "
+            f"{name!r}, which is {kind}",
+            hint=f"filter them out, or coalesce({name}, …)",
+        )

@@ -238,14 +238,19 @@ def _replaces_groups(sink: SinkStatement, view: View, query: QuerySyntax) -> boo
                 f"GROUP BY, found {given}",
             )
         return True
-    if not query.of_records:
+    if not (query.of_records or _versioned(sink)):
         raise refusal(
             location,
             f"cannot write view {view.name} with KEY: its query needs Spark ({_why_spark(query)}), "
             "and without the offsets of the records the changes of a key have no order; expected "
-            f"{', '.join(METADATA[:3])} among its columns",
+            f"{', '.join(METADATA[:3])} among its columns, or WITH (VERSION COLUMN = 'name')",
         )
     return False
+
+
+def _versioned(sink: SinkStatement) -> bool:
+    options = (sink.options, *(table.options for table in sink.tables))
+    return any(("table", "version_column") in given for given in options)
 
 
 def _upsert_key(sink: SinkStatement) -> tuple[Option | None, bool]:
