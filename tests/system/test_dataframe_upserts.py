@@ -15,9 +15,11 @@ from pyspark.sql import functions as F
 
 import frazil
 from frazil.auditing.report import TableReport
+from frazil.config.explain import path_taken
 from frazil.config.model import Config
 from frazil.errors import ConfigError, FrazilError, SchemaMismatch
 from frazil.offsets import BATCHES
+from frazil.sql.definitions import config_of_file
 from frazil.steps import Step
 from frazil.testing.datagen import create_topic
 from frazil.testing.kafka import Broker
@@ -118,6 +120,43 @@ def test_an_aggregation_without_a_watermark_is_the_table_at_every_snapshot(
     assert assert_each_snapshot(lake, spark, name, records, counted, "c n s") >= 5
     report = assert_proven(spark, name, "batches")
     assert fates(report, name) == {"merged": len(records)}
+
+
+VIEW = """
+CREATE CONNECTION k TO KAFKA (BROKER '{bootstrap}');
+CREATE CONNECTION lake TO ICEBERG CATALOG (TYPE 'jdbc', URI '{uri}', WAREHOUSE '{warehouse}',
+  'jdbc.schema-version' 'V1');
+CREATE VIEW totals AS SELECT c, count(*) AS n, sum(n) AS s, count(*) > 40 AS many
+  FROM KAFKA CONNECTION k (TOPIC '{name}') FORMAT JSON GROUP BY c;
+CREATE SINK {name} FROM totals TO ICEBERG CATALOG lake NAMESPACE 'db' TABLE '{name}' KEY (c)
+  WITH (TRIGGER '50ms', COMMIT INTERVAL '0s', MAX RECORDS PER TRIGGER 50, DELETE COLUMN 'many',
+  INDEX TABLE 'db.{name}_index', CHECKPOINT LOCATION '{folder}/checkpoint');
+"""
+
+
+def test_a_view_with_groups_is_the_table_and_a_condition_on_groups_deletes_them(
+    broker: Broker, lake: Lake, spark: Any, name: str, tmp_path: Path
+):
+    create_topic(broker.bootstrap, name, PARTITIONS)
+    catalog = lake.document(name, name, broker.bootstrap)["catalog"]
+    where = {"bootstrap": broker.bootstrap, "name": name, "folder": tmp_path}
+    (tmp_path / "totals.sql").write_text(VIEW.format(**where, **catalog))
+    config, _ = config_of_file(tmp_path / "totals.sql")
+    assert (
+        f"output mode update → shuffle by c → upsert in Python workers → db.{name}"
+        in (path_taken(config)[0])
+    )
+    for start in (0, 130):
+        produce(broker.bootstrap, name, changes(130, start), PARTITIONS)
+        catch_up(config, spark)
+
+    def few(records: Records) -> set[tuple[Any, ...]]:
+        return {row for row in counted(records) if row[1] <= 40}
+
+    records = records_of(broker, name)
+    assert assert_each_snapshot(lake, spark, name, records, few, "c n s") >= 6
+    assert few(records) == set() != counted(records)
+    assert_proven(spark, name, "batches")
 
 
 def last_rows(records: Records) -> set[tuple[Any, ...]]:
