@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -205,3 +206,42 @@ def test_no_kill_doubles_or_forgets_a_record_in_a_group_of_an_upsert_table(
     assert (audit["verdict"], audit["proves"]) == ("proven", "batches"), audit
     merged = [line["merged"] for line in audit["partitions"] if line["topic"] == name]
     assert sum(merged) == len(produced)
+
+
+def not_gone(records: Records) -> set[tuple[Any, ...]]:
+    """The newest number of each kind, unless it deletes it."""
+    newest = {r["k"]: r["n"] for r in sorted(records.values(), key=lambda record: record["n"])}
+    return {(k, n) for k, n in newest.items() if n % 5}
+
+
+@pytest.mark.long
+def test_no_kill_between_a_table_and_its_deleted_keys_brings_a_row_back(
+    broker: Broker,
+    lake: Lake,
+    spark: Any,
+    name: str,
+    write_toml: Callable[..., Path],
+    tmp_path: Path,
+):
+    """Rows without offsets, ordered by a version; a batch goes into two tables."""
+    create_topic(broker.bootstrap, name, PARTITIONS)
+    config = write_toml(
+        decode={"format": "json"},
+        transform={"sql": "SELECT k, n, n % 5 = 0 AS gone FROM stream"},
+        table={"mode": "upsert", "key": ["k"], "version_column": "n", "delete_column": "gone"},
+        sink={"max_records_per_trigger": PER_RUN // 4},
+    )
+    for run in range(3):
+        given = list(records(run * PER_RUN))
+        random.Random(run).shuffle(given)
+        produce(broker.bootstrap, name, given, PARTITIONS)
+        hold = f"committed:{run + 1}"  # of the first table, of the second, of the next batch
+        process = SinkProcess(config, hold=hold, until="forever", log=tmp_path / "log")
+        assert process.killed()
+    last = SinkProcess(config, audit=True, log=tmp_path / "log")
+    events = list(last.events())
+    assert last.wait() == 0, events[-1]
+    produced = topic(broker.bootstrap, name)
+    assert len(produced) == 3 * PER_RUN
+    assert_each_snapshot(lake, spark, name, produced, not_gone, "k n")
+    assert events[-1]["audit"]["verdict"] == "proven", events[-1]["audit"]

@@ -113,10 +113,12 @@ def test_rows_without_offsets_are_one_of_each_key_or_refused(changes: list[Chang
     assert dict(outcome.kept) == {BATCHES: len(expected)}
 
 
-def change(id: int | None, offset: int | None, gone: bool | None = False) -> Change:
+def change(
+    id: int | None, offset: int | None, gone: bool | None = False, partition: int = 0
+) -> Change:
     return {
         **{"id": id, "value": 1, "gone": gone},
-        **{"_topic": "t", "_topic_partition": 0, "_offset": offset},
+        **{"_topic": "t", "_topic_partition": partition, "_offset": offset},
     }
 
 
@@ -126,8 +128,9 @@ def change(id: int | None, offset: int | None, gone: bool | None = False) -> Cha
         ([change(1, 5), change(1, 5)], "2 rows of a batch share their key .id. .*the same offset"),
         ([change(1, 5), change(1, None)], "2 rows .* no offset of Kafka"),
         ([change(1, 5), change(1, 5, True)], "2 rows .* the same offset"),
-        ([change(None, 5)], "1 rows have null in 'id', which is in its key"),
-        ([change(1, 5, None)], "1 rows have null in 'gone', which is delete_column"),
+        ([change(1, 5), change(1, 6, partition=1)], "several Kafka partitions and no timestamp"),
+        ([change(None, 5)], "'id', part of its key, is null in 1 row of a batch"),
+        ([change(1, 5, None)], "'gone', its delete_column, is null in 1 row"),
     ],
 )
 def test_what_has_no_order_or_no_key_is_refused(tmp_path: Any, changes: list[Change], words: str):

@@ -119,8 +119,10 @@ def test_rows_of_a_query_are_upserted_in_the_order_of_their_offsets():
     view = f"CREATE VIEW v AS SELECT a, b + 1 AS b {SOURCE}"
     error = refused(view, f"CREATE SINK s FROM v {TARGET} MODE UPSERT\nKEY (a)")
     assert "test.sql:8:1: cannot write view v with KEY: its query needs Spark" in error.message
-    assert "expected _topic, _topic_partition, _offset among its columns" in error.message
-    for columns in ("_topic, _topic_partition, _offset, a, b + 1 AS b", "*, a + 1 AS b"):
+    assert (
+        "expected _topic, _topic_partition, _offset, _timestamp among its columns" in error.message
+    )
+    for columns in ("_topic, _topic_partition, _offset, _timestamp, b + 1 AS a", "*, a + 1 AS b"):
         view = f"CREATE VIEW v AS SELECT {columns} {SOURCE}"
         made = config(view, f"CREATE SINK s FROM v {TARGET} KEY (a)")
         assert (made.tables[0].upsert_key, made.transform.output_mode) == (("a",), "append")

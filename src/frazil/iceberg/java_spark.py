@@ -20,6 +20,9 @@ from pyspark.sql import DataFrame, SparkSession
 from frazil.errors import ConfigError
 from frazil.iceberg.java_errors import translated
 
+#: Spark's mark of a column that is a time window.
+_TIME_WINDOW = "spark.timeWindow"
+
 
 @contextmanager
 def active(spark: SparkSession) -> Iterator[None]:
@@ -130,14 +133,10 @@ def _holder(expression: Any) -> Any:
     if kind == "Alias":
         return _holder(expression.child())
     if kind == "GetStructField":
-        inner, name = (
-            expression.child(),
-            expression.childSchema().apply(expression.ordinal()).name(),
-        )
-        is_window = inner.getClass().getSimpleName() == "AttributeReference" and (
-            inner.metadata().contains("spark.timeWindow")
-        )
-        if is_window and name in ("start", "end"):
+        inner = expression.child()
+        name = expression.childSchema().apply(expression.ordinal()).name()
+        attribute = inner.getClass().getSimpleName() == "AttributeReference"
+        if attribute and name in ("start", "end") and inner.metadata().contains(_TIME_WINDOW):
             return inner
     return expression
 

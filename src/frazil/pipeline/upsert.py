@@ -314,20 +314,20 @@ def refuse_ties(plan: TablePlan, changes: KeyChanges) -> None:
     """Raises if a key has changes without an order: which of them is the last would be a guess."""
     _, every = _together(plan, changes)
     frame, names = _comparables(plan, every)
-    order = ["source", "offset"]
+    fact = "the same offset" if plan.metadata.offset else "no offset of Kafka"
     if plan.order:
-        frame, order = frame.with_columns(order=comparable(every.column(plan.order))), ["order"]
-        order += ["source", "offset"]
-    tied = int(frame.select(*names, *order).is_duplicated().sum())
+        frame = frame.with_columns(order=comparable(every.column(plan.order)))
+        names, fact = [*names, "order"], f"the same {plan.order} and {fact}"
+    tied = int(frame.select(*names, "source", "offset").is_duplicated().sum())
+    if not tied and not plan.metadata.timestamp:
+        tied = int(frame.select(*names, "source").unique().select(names).is_duplicated().sum())
+        fact = "offsets of several Kafka partitions and no timestamp"
     if tied:
-        fact = "the same offset" if plan.metadata.offset else "no offset of Kafka"
-        if plan.order:
-            fact = f"the same {plan.order} and {fact}"
         raise SchemaMismatch(
             f"cannot write to table {plan.shape.name}: {tied} rows of a batch share their key "
             f"({', '.join(plan.key)}) with another, and have {fact}, so none of them is the last",
-            hint="keep _topic, _topic_partition and _offset of the record in the rows, which order "
-            "them; or name a version_column; or aggregate to one row for each key",
+            hint="keep _topic, _topic_partition, _offset and _timestamp of the record in the rows, "
+            "which order them; or name a version_column; or aggregate to one row for each key",
         )
 
 

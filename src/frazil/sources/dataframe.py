@@ -285,9 +285,8 @@ class DataFrameSource(BatchSource[DataFrameRun]):
         except FAILED as error:
             if not isinstance(from_traceback(str(error)), Conflict):
                 raise
-            return DataFrameRun(
-                again=True
-            )  # a file with versions of keys is gone; others have them
+            # A file with versions of keys is gone; other files have its rows.
+            return DataFrameRun(again=True)
         counts = [reported_counts(given) for given in self._query.reads]
         leaders = steady(led_before, self._led(plan.ranges))
         leaders |= read_leader_epochs(plan.ranges, counts_before, counts)
@@ -392,8 +391,7 @@ class DataFrameSource(BatchSource[DataFrameRun]):
             for files, count in ((outcome.files, outcome.rows), (outcome.deletes, outcome.keys)):
                 if (in_files := sum(file.rows for file in files)) != count:
                     raise AccountingError(
-                        f"cannot stage a batch: a task had {count} rows, {in_files} are in its "
-                        "files"
+                        f"cannot stage a batch: a task had {count} rows, {in_files} in its files"
                     )
         if handed := sum(outcome.given or outcome.rows for outcome in outcomes):
             self._size = handed, sum(outcome.bytes for outcome in outcomes)

@@ -52,7 +52,7 @@ def refuse_keys(config: Config, source: BatchSource[Any]) -> None:
         if not source.changes:
             raise ConfigError(
                 f"{doing}: its key may have a newer row than a dead letter, which would replace it",
-                hint="produce the record again: it is then the newest",
+                hint="produce the record again, if its key has no newer one: it is then the newest",
             )
         if not table.upsert_key:
             raise ConfigError(

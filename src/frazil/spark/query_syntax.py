@@ -73,7 +73,7 @@ class QuerySyntax:
     groups: tuple[tuple[str, ...], ...] = ()
     #: position, and why the rows of its groups cannot be replaced by a key
     unkeyed: tuple[int, str] | None = None
-    #: do its rows have topic, partition and offset of their record?
+    #: do its rows have topic, partition, offset and timestamp of their record?
     of_records: bool = False
 
 
@@ -298,10 +298,10 @@ def _plain(item: Any) -> Any:
 
 
 def _of_records(tree: Any) -> bool:
-    """Are topic, partition and offset among the columns?"""
+    """Are all metadata columns among the columns?"""
     outputs = list(tree.expressions) if isinstance(tree, exp.Select) else []
     names = {item.alias_or_name for item in outputs}
-    return any(item.is_star for item in outputs) or names >= set(METADATA[:3])
+    return any(item.is_star for item in outputs) or names >= set(METADATA)
 
 
 def _number(key: Any, outputs: Sequence[Any]) -> bool:

@@ -18,7 +18,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from frazil.errors import SchemaMismatch
+from frazil.errors import SchemaMismatch, counted
 from frazil.pipeline.projection import NO_METADATA, fitted
 from frazil.pipeline.table_plan import TablePlan
 from frazil.pipeline.task import in_worker, watermark
@@ -81,30 +81,20 @@ def upsert(plan: UpsertPlan, batches: Sequence[pa.RecordBatch]) -> WriteOutcome:
 
 def _changes(table: TablePlan, given: pa.Table, delete_column: str) -> KeyChanges:
     subject = f"to table {table.shape.name}"
-    for name, kind in (*((k, "in its key") for k in table.key), (table.order, "version_column")):
-        if name:
-            _refuse_nulls(table, given, name, kind)
+    required = {**dict.fromkeys(table.key, "part of its key"), table.order: "its version_column"}
+    for name, kind in {**required, delete_column: "its delete_column"}.items():
+        column = column_of(given, name) if name else None
+        if column is not None and column.null_count:
+            raise SchemaMismatch(
+                f"cannot write {subject}: {name!r}, {kind}, is null in "
+                f"{counted(column.null_count, 'row')} of a batch",
+                hint=f"filter them out, or coalesce({name}, …)",
+            )
     if not delete_column:
         return KeyChanges([fitted(given, table.shape.arrow, subject)])
     deleted: Any = given.column(delete_column)
-    if deleted.null_count:
-        raise SchemaMismatch(
-            f"cannot write {subject}: {deleted.null_count} rows have null in {delete_column!r}, "
-            "which is delete_column; expected true or false",
-            hint=f"coalesce({delete_column}, false)",
-        )
     rows = given.filter(pc.invert(deleted)).drop_columns([delete_column])
     target = table.of_deletes
     gone = given.filter(deleted)
     gone = pa.table([column_of(gone, name) for name in target.names], target.names)
     return KeyChanges([fitted(rows, table.shape.arrow, subject)], [fitted(gone, target, subject)])
-
-
-def _refuse_nulls(table: TablePlan, given: pa.Table, name: str, kind: str) -> None:
-    column = column_of(given, name)
-    if column is not None and column.null_count:
-        raise SchemaMismatch(
-            f"cannot write to table {table.shape.name}: {column.null_count} rows have null in "
-            f"{name!r}, which is {kind}",
-            hint=f"filter them out, or coalesce({name}, …)",
-        )

@@ -243,7 +243,7 @@ def _replaces_groups(sink: SinkStatement, view: View, query: QuerySyntax) -> boo
             location,
             f"cannot write view {view.name} with KEY: its query needs Spark ({_why_spark(query)}), "
             "and without the offsets of the records the changes of a key have no order; expected "
-            f"{', '.join(METADATA[:3])} among its columns, or WITH (VERSION COLUMN = 'name')",
+            f"{', '.join(METADATA)} among its columns, or WITH (VERSION COLUMN = 'name')",
         )
     return False
 
