@@ -3,6 +3,7 @@ read by Spark and by DuckDB."""
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 import random
 from collections import Counter
@@ -120,6 +121,36 @@ def test_an_aggregation_without_a_watermark_is_the_table_at_every_snapshot(
     assert assert_each_snapshot(lake, spark, name, records, counted, "c n s") >= 5
     report = assert_proven(spark, name, "batches")
     assert fates(report, name) == {"merged": len(records)}
+
+
+def windows(records: Records) -> set[tuple[Any, ...]]:
+    counts = Counter((record["n"] // 10 * 10, record["c"]) for record in records.values())
+    return {
+        (dt.datetime.fromtimestamp(start, dt.timezone.utc), c, n)
+        for (start, c), n in counts.items()
+    }
+
+
+def test_windows_appear_with_their_first_record_and_stay_when_they_are_closed(
+    broker: Broker, lake: Lake, spark: Any, name: str, make_config: Make, tmp_path: Path
+):
+    create_topic(broker.bootstrap, name, PARTITIONS)
+    config = make_config(decode={"format": "json"}, sink={"max_records_per_trigger": 40})
+    for start in (0, 100):
+        produce(broker.bootstrap, name, changes(100, start), PARTITIONS)
+        timed = frazil.read(spark, config).withColumn("at", F.timestamp_seconds("n"))
+        grouped = timed.withWatermark("at", "60 seconds").groupBy(F.window("at", "10 seconds"), "c")
+        sink = written(
+            grouped.count().selectExpr("window.start AS start", "c", "count AS n"),
+            name,
+            output_mode="update",
+            **{"mode": "upsert", "key": ["start", "c"]},
+            checkpoint_location=str(tmp_path / "checkpoint"),
+        )
+        caught_up(sink)
+    records = records_of(broker, name)
+    assert assert_each_snapshot(lake, spark, name, records, windows, "start c n") >= 5
+    assert_proven(spark, name, "batches")
 
 
 VIEW = """
