@@ -244,6 +244,7 @@ def _replaces_groups(sink: SinkStatement, view: View, query: QuerySyntax) -> boo
             f"cannot write view {view.name} with KEY: its query needs Spark ({_why_spark(query)}), "
             "and without the offsets of the records the changes of a key have no order; expected "
             f"{', '.join(METADATA)} among its columns, or WITH (VERSION COLUMN = 'name')",
+            hint=_STRAIGHT,
         )
     return False
 
@@ -295,9 +296,14 @@ def _refuse_behind_spark(sink: SinkStatement, view: View, query: QuerySyntax) ->
             f"cannot write view {view.name} with {words}: its query needs Spark "
             f"({_why_spark(query)}), and what comes out of it has no Kafka key and no record to "
             "route or reject",
-            hint="a view of nothing but columns and new names for them can, if it is AVRO, or JSON "
-            "with COLUMNS MAP ['id' => 'long', …]; what needs Spark goes into one table",
+            hint=f"{_STRAIGHT}; what needs Spark goes into one table",
         )
+
+
+_STRAIGHT = (
+    "a view of nothing but columns and new names for them needs no Spark, if it is AVRO, or JSON "
+    "with COLUMNS MAP ['id' => 'long', …]"
+)
 
 
 def _why_spark(query: QuerySyntax) -> str:
