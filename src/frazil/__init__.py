@@ -163,19 +163,23 @@ def write(
 
     `target`: the table's name, with `id` and other fields of `[sink]`, `[[table]]` and
     `[completeness]` as keywords; or a config that has them. The name may begin with the catalog's,
-    `prod.shop.orders`; otherwise `catalog` names it, by default `lake`.
+    `prod.shop.orders`; otherwise `catalog` names it, by default `lake`. `output_mode`: Spark's,
+    `append`, or `update` for a table of mode `upsert`.
     """
-    from frazil.config.checks import check_output_mode
+    from dataclasses import replace
+
     from frazil.config.model import for_frame
     from frazil.sink import Sink
 
-    check_output_mode(output_mode)
     if isinstance(target, Config):
         config = target
+        if output_mode != "append":
+            config = replace(config, transform=replace(config.transform, output_mode=output_mode))
     else:
         first = "" if catalog or target.count(".") < 2 else target.split(".")[0]
         known = frame.sparkSession.conf.get(f"spark.sql.catalog.{first}", "") if first else ""
-        config = for_frame(target, catalog or (first if known else "lake"), settings)
+        catalog = catalog or (first if known else "lake")
+        config = for_frame(target, catalog, settings, output_mode)
     return Sink(config, frame=frame, on_step=on_step, on_complete=on_complete)
 
 

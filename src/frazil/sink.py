@@ -338,6 +338,7 @@ class Sink:
             self.source.stream(spark, until)
             .writeStream.foreachBatch(self._gated_batch)
             .queryName(self._query_name)
+            .outputMode(self.source.output_mode)
             .option("checkpointLocation", self.source.checkpoint)
         )
         return with_trigger(

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from examples import enrich, many_tables, python_udf, sessionise, spark_kafka
+from examples import enrich, many_tables, python_udf, sessionise, spark_kafka, totals
 
 from frazil.config.model import Config, document, for_frame, from_document
 from frazil.testing import datagen
@@ -111,6 +111,36 @@ def test_sessionise_writes_each_session_once_over_several_runs(
     assert report.proves == "batches"
     assert counts(report)["merged"] == 8
     assert counts(report)["written"] == len(rows)
+
+
+def test_totals_has_a_row_of_each_customer_over_several_runs(
+    broker: Broker, lake: Lake, spark: Any, name: str, make_config: Make, tmp_path: Path
+):
+    noon = dt.datetime(2026, 1, 31, 12, tzinfo=dt.timezone.utc)
+
+    def payment(number: int) -> dict[str, Any]:
+        at = (noon + dt.timedelta(minutes=number)).isoformat()
+        return {"customer": f"c{number % 7}", "cents": number, "at": at}
+
+    create_topic(broker.bootstrap, name, 2)
+    config = make_config(
+        sink={**NOW, "checkpoint_location": str(tmp_path / "checkpoint")},
+        decode={"format": "json"},
+        table={"mode": "upsert", "key": ["customer"]},
+    )
+    for start, end in ((0, 100), (100, 130), (130, 133)):
+        produce(broker.bootstrap, name, lines([payment(n) for n in range(start, end)]), 2)
+        ended(totals.main(spark, config))
+        of = {f"c{k}": [n for n in range(end) if n % 7 == k] for k in range(7)}
+        expected = [
+            (customer, len(some), sum(some), noon + dt.timedelta(minutes=max(some)))
+            for customer, some in of.items()
+        ]
+        rows = lake.query(f"db.{name}", "customer, payments, cents, last_at", "ORDER BY ALL")
+        assert rows == expected
+    report = proven(config, spark)
+    assert report.proves == "batches"
+    assert counts(report)["merged"] == 133
 
 
 def test_python_udf_accounts_for_every_record(

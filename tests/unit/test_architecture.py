@@ -119,7 +119,7 @@ FUNCTION_LINES, MODULE_LINES, METHODS, ATTRIBUTES = 60, 700, 25, 15
 #: Classes that exceed a limit: class → (methods, attributes), and why.
 LARGE = {
     "config.sections.SinkConfig": (0, 21),  # one attribute for each key of [sink]
-    "config.sections.TableConfig": (1, 33),  # one attribute for each key of [[table]]
+    "config.sections.TableConfig": (1, 34),  # one attribute for each key of [[table]]
     "steps.Step": (0, 16),  # one attribute for each fact that a step tells
     "ledger.entry.LedgerEntry": (10, 20),  # one attribute for each key that a snapshot stores
     "ledger.staged_batch.StagedBatch": (4, 16),  # one attribute for each key of a batch record

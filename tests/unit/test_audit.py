@@ -1090,6 +1090,54 @@ def upserted() -> History:
     return history
 
 
+def groups_upserted() -> History:
+    """Two batches of a query: ten records became three rows, then four became two. The rows carry
+    offsets, several the same, so no offset has a row of its own."""
+    history = History()
+    for number, (start, end, rows) in enumerate([(0, 10, 3), (10, 14, 2)]):
+        one = entry(
+            {A: (start, end), BATCHES: (number, number + 1)},
+            outcomes={A: OutcomeCounts(merged=end - start)},
+            rows=rows,
+            keys=rows + 1,
+            source=(f"p{number}", f"p{number + 1}"),
+            commit_ids=(f"c{number}",),
+            batches=(number, number),
+        )
+        history.files.append(DataFile(f"/g-{number}", rows, A, (start, end - 1)))
+        history.deletes += 1
+        added = {"added-records": str(rows), "added-equality-deletes": str(rows + 1)}
+        history.add({**one.summary(), **added, "added-delete-files": "1"}, "overwrite")
+    return history
+
+
+def test_rows_of_groups_in_an_upsert_table_prove_batches():
+    report = groups_upserted().report()
+    assert (report.verdict, report.proves, report.written) == ("proven", "batches", 5)
+    assert {line.range.partition: line.counts.merged for line in report.partitions}[A] == 14
+
+
+def test_damage_to_rows_of_groups_in_an_upsert_table_is_found():
+    files = groups_upserted().files
+    for damaged, verdict in (
+        (files[1:], "unaccounted"),
+        ([*files, DataFile("/more", 1, A, (3, 3))], "unaccounted"),
+        ([*files, files[0]], "overlap"),
+    ):
+        history = groups_upserted()
+        history.files = damaged
+        assert history.report().verdict == verdict
+    history = groups_upserted()
+    summary = {**history.snapshots[1].summary, "added-equality-deletes": "2"}
+    history.snapshots[1] = replace(history.snapshots[1], summary=summary)
+    assert history.report().verdict == "unaccounted"
+    history = groups_upserted()
+    del history.snapshots[0]
+    assert history.report().verdict != "proven"
+    summary = {"deleted-records": "1"}
+    assert groups_upserted().add(summary, "delete").report().verdict == "unaccounted"
+
+
 def test_of_an_upsert_table_changes_are_proven_though_its_deletes_hide_rows():
     report = upserted().report()
     assert (report.verdict, report.proves) == ("proven", "changes")

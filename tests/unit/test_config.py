@@ -666,15 +666,31 @@ def test_an_unknown_key_of_transform_is_refused_with_the_nearest():
         made(transform={"output": "append"})
 
 
-@pytest.mark.parametrize("mode", ["update", "complete"])
-def test_output_modes_that_replace_rows_are_refused_with_the_reason(mode: str):
-    with pytest.raises(
-        ConfigError, match=f"{mode}.*replaces existing rows.*the table is append-only"
-    ) as no:
-        made(transform={"sql": "SELECT 1", "output_mode": mode})
-    assert "withWatermark" in no.value.hint or "watermark" in no.value.hint
-    with pytest.raises(ConfigError, match="'sideways': expected append"):
-        made(transform={"sql": "SELECT 1", "output_mode": "sideways"})
+def test_output_modes_that_replace_rows_are_for_upsert_tables():
+    query = {"sql": "SELECT 1", "output_mode": "update"}
+    with pytest.raises(ConfigError, match=r"'update': it replaces existing rows.*append") as no:
+        made(transform=query)
+    assert "watermark" in no.value.hint
+    assert 'mode = "upsert"' in no.value.hint
+    upserted = {"mode": "upsert", "key": ["id"]}
+    assert made(transform=query, table=upserted).transform.output_mode == "update"
+    with pytest.raises(ConfigError, match="'complete': each batch would replace the whole") as no:
+        made(transform={**query, "output_mode": "complete"}, table=upserted)
+    assert "use update" in no.value.hint
+    with pytest.raises(ConfigError, match="'sideways': expected append or update"):
+        made(transform={**query, "output_mode": "sideways"})
+
+
+@pytest.mark.parametrize(
+    ("table", "words"),
+    [
+        ({"delete_column": "gone"}, "delete_column is for upsert tables"),
+        ({"mode": "upsert", "key": ["gone"], "delete_column": "gone"}, "which is in its key"),
+    ],
+)
+def test_a_delete_column_is_beside_the_key_of_an_upsert_table(table: Any, words: str):
+    with pytest.raises(ConfigError, match=words):
+        made(table=table)
 
 
 @pytest.mark.parametrize(

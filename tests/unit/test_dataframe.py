@@ -30,11 +30,11 @@ from frazil.pipeline.projection import MetadataColumns
 from frazil.sources.dataframe import DataFrameSource, accounted, read_leader_epochs, steady
 from frazil.spark import tasks as frame
 from frazil.spark.tasks import (
+    CarriedColumns,
     ReadCountsAccumulator,
     ReadPlan,
     WriteOutcome,
     WritePlan,
-    _CarriedColumns,
     presented,
     write,
 )
@@ -109,7 +109,7 @@ def rows_with(*origins: tuple[Any, Any, Any]) -> pa.Table:
 
 
 def carried(*tables: pa.Table) -> dict[Partition, list[int]] | None:
-    seen = _CarriedColumns(COLUMNS)
+    seen = CarriedColumns(COLUMNS)
     for table in tables:
         seen.add(table)
     carried_offsets = seen.offsets()
@@ -163,7 +163,7 @@ def test_a_row_without_an_origin_proves_nothing_and_nothing_after_it_does(origin
 
 
 def test_rows_without_the_columns_carry_nothing():
-    seen = _CarriedColumns(None)
+    seen = CarriedColumns(None)
     seen.add(pa.table({"x": [1]}))
     assert seen.offsets() is None
 

@@ -115,22 +115,86 @@ def test_a_view_of_everything_needs_no_spark():
     assert not config(view, f"CREATE SINK s FROM v {TARGET}").transform
 
 
-def test_rows_of_a_query_are_not_upserted():
+def test_rows_of_a_query_are_upserted_in_the_order_of_their_offsets():
     view = f"CREATE VIEW v AS SELECT a, b + 1 AS b {SOURCE}"
-    error = refused(view, f"CREATE SINK s FROM v {TARGET} KEY (a)\nMODE UPSERT")
-    assert "test.sql:8:1: cannot write view v with MODE UPSERT: its query needs" in error.message
-    assert "has no Kafka key" in error.message
+    error = refused(view, f"CREATE SINK s FROM v {TARGET} MODE UPSERT\nKEY (a)")
+    assert "test.sql:8:1: cannot write view v with KEY: its query needs Spark" in error.message
+    assert (
+        "expected _topic, _topic_partition, _offset, _timestamp among its columns" in error.message
+    )
+    for columns in ("_topic, _topic_partition, _offset, _timestamp, b + 1 AS a", "*, a + 1 AS b"):
+        view = f"CREATE VIEW v AS SELECT {columns} {SOURCE}"
+        made = config(view, f"CREATE SINK s FROM v {TARGET} KEY (a)")
+        assert (made.tables[0].upsert_key, made.transform.output_mode) == (("a",), "append")
 
 
-@pytest.mark.parametrize("mode", ["", "MODE APPEND", "KEY (a) MODE UPSERT"])
-def test_endless_groups_are_refused_with_their_location(mode: str):
-    view = f"CREATE VIEW v AS\nSELECT a, count(*) {SOURCE} e\n  JOIN t USING (a)\n  GROUP BY a"
-    for statements in ((view,), (view, f"CREATE SINK s FROM v {TARGET} {mode}")):
-        error = refused(*statements)
-        assert "test.sql:9:3: the groups of view v never end" in error.message
+@pytest.mark.parametrize("mode", ["", "MODE APPEND", "KEY (a) MODE APPEND"])
+def test_groups_without_an_end_are_not_appended(mode: str):
+    view = f"CREATE VIEW v AS\nSELECT a, count(*) n {SOURCE} e\n  JOIN t USING (a)\n  GROUP BY a"
+    error = refused(view, f"CREATE SINK s\nFROM v {TARGET} {mode}")
+    assert "test.sql:11:6: cannot append view v: the groups never end" in error.message
+    assert "expected KEY (a)" in error.message
+    line, pointer = error.excerpt.split("\n")
+    assert line[pointer.index("^") :].startswith("v TO")
+
+
+@pytest.mark.parametrize(
+    ("query", "key"),
+    [
+        ("SELECT a, count(*) AS n FROM stream GROUP BY a", "a"),
+        ("SELECT count(*) AS n, s.b AS c, a FROM stream s GROUP BY a, b", "c, a"),
+        ("SELECT a, b, max(c) AS c FROM stream GROUP BY ALL", "a, b"),
+        ("SELECT upper(a) AS u, sum(b) AS s FROM stream GROUP BY 1", "u"),
+        ("SELECT upper(a) AS u, sum(b) AS s FROM stream GROUP BY u", "u"),
+        ("SELECT upper(a) AS u, sum(b) AS s FROM stream GROUP BY upper(a)", "u"),
+        (
+            "SELECT x, max(y) AS y FROM (SELECT a + 1 AS x, y FROM stream WHERE y > 0) GROUP BY x",
+            "x",
+        ),
+        (
+            "SELECT window.start AS hour, a, count(*) AS n FROM stream WATERMARK t DELAY OF "
+            "INTERVAL 1 MINUTE GROUP BY window(t, '1 hour'), a",
+            "hour, a",
+        ),
+    ],
+)
+def test_groups_go_into_an_upsert_table_by_the_columns_that_hold_them(query: str, key: str):
+    view = f"CREATE VIEW v AS {query.replace('FROM stream', SOURCE)}"
+    made = config(view, f"CREATE SINK s FROM v {TARGET} KEY ({key})")
+    assert (made.transform.sql, made.transform.output_mode) == (query, "update")
+    assert made.tables[0].upsert_key == tuple(key.split(", "))
+    for names in (f"{key}, n", "n") + ((key.split(", ")[0],) if "," in key else ()):
+        error = refused(view, f"CREATE SINK s FROM v {TARGET}\n KEY ({names})")
+        assert "the columns of its GROUP BY, found KEY" in error.message
         line, pointer = error.excerpt.split("\n")
-        assert line[pointer.index("^") :].startswith("GROUP BY a")
-        assert "WATERMARK placed_at DELAY OF INTERVAL" in error.hint
+        assert line[pointer.index("^") :].startswith("KEY (")
+
+
+@pytest.mark.parametrize(
+    ("query", "fact", "caret"),
+    [
+        (f"SELECT a, count(*) n {SOURCE} GROUP BY a HAVING count(*) > 1", "HAVING", "HAVING"),
+        (f"SELECT count(*) n {SOURCE} GROUP BY a", "the group a is none of its", "GROUP BY"),
+        (f"SELECT upper(a) AS a, count(*) n {SOURCE} GROUP BY a", "the group a is", "GROUP BY"),
+        (f"SELECT a, count(*) n {SOURCE} GROUP BY a ORDER BY n", "ORDER BY is not", "GROUP BY"),
+        (f"SELECT a, count(*) n {SOURCE} GROUP BY a WITH ROLLUP", "ROLLUP is not", "GROUP BY"),
+    ],
+)
+def test_groups_whose_rows_no_key_can_replace_are_refused(query: str, fact: str, caret: str):
+    error = refused(f"CREATE VIEW v AS\n {query}")
+    assert "are replaced as their groups change" in error.message
+    assert fact in error.message
+    line, pointer = error.excerpt.split("\n")
+    assert line[pointer.index("^") :].startswith(caret)
+
+
+def test_an_upserted_view_is_exported_and_read_again():
+    view = f"CREATE VIEW v AS SELECT a, count(*) AS n {SOURCE} GROUP BY a"
+    made = config(view, f"CREATE SINK s FROM v {TARGET} KEY (a) WITH (DELETE COLUMN = 'gone')")
+    text = sql_of(made)
+    assert "CREATE VIEW" in text
+    assert "KEY (a)" in text
+    assert config_of(file_definitions(text, Path("again.sql")).objects, "s")[0] == made
 
 
 def test_windows_and_groups_of_tables_are_left_to_spark():
@@ -591,10 +655,8 @@ def test_what_spark_reads_is_a_view(query: str):
         # rows that never end
         (f"SELECT count(*) {SOURCE}", "count(*)"),
         (f"SELECT DISTINCT a {SOURCE}", "DISTINCT a"),
-        (f"SELECT a, count(*) {SOURCE} GROUP BY a", "GROUP BY a"),
-        (f"SELECT a {SOURCE} GROUP BY ALL", "GROUP BY ALL"),
         (f"SELECT x FROM (SELECT a AS x, max(b) {SOURCE} GROUP BY a) q", "GROUP BY a"),
-        (f"SELECT a, n {SOURCE} WATERMARK t DELAY OF INTERVAL 1 DAY GROUP BY a", "GROUP BY a"),
+        (f"SELECT n {SOURCE} WATERMARK t DELAY OF INTERVAL 1 DAY GROUP BY a", "GROUP BY a"),
         (f"SELECT a, row_number() OVER (PARTITION BY a ORDER BY b) n {SOURCE}", "row_number"),
         (f"SELECT 'GROUP BY', sum(b) FILTER (WHERE c) {SOURCE}", "sum(b)"),
     ],
@@ -695,8 +757,6 @@ def test_a_view_of_columns_has_routes_keys_and_dead_letters():
     [
         "ROUTE WHEN a = 'x' TO TABLE u",
         "DEAD LETTERS TABLE 'd'",
-        "KEY (a)",
-        "MODE UPSERT KEY (a)",
         "KEY (a) MODE CHANGELOG",
     ],
 )

@@ -72,7 +72,7 @@ VERBS |= {"AUDIT"}
 
 def test_the_statements_of_the_guide_make_configs():
     blocks = re.findall(r"```sql\n(.*?)```", GUIDE, re.DOTALL)
-    assert len(blocks) == 3
+    assert len(blocks) == 4
     text = (
         "\n".join(blocks)
         + """
@@ -81,7 +81,8 @@ def test_the_statements_of_the_guide_make_configs():
     )
     objects = file_definitions(text, Path("guide.sql")).objects
     ways = {name: bool(config_of(objects, name)[0].transform) for _, name in objects if _ == "sink"}
-    assert ways == {"orders": False, "big": True, "hours": True}
+    assert ways == {"orders": False, "big": True, "by_country": True, "hours": True}
+    assert config_of(objects, "by_country")[0].transform.output_mode == "update"
 
 
 def test_statements_in_the_console_examples_can_be_read():

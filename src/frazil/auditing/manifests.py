@@ -152,7 +152,7 @@ class ManifestCheck(SinkCheck):
             )
         for partition, part in self.whole.items():
             own = [file for file in files if file.partition == partition and file.offsets]
-            if partition != BATCHES and not joints(part)[1]:
+            if partition != BATCHES and not self.unplaced_rows and not joints(part)[1]:
                 self._segments(partition, part, own, part.written, False)
                 made = [file for file in own if _maker(file.path) == self.sink]
                 self._homes(partition, made if not table.others.compacted else [])

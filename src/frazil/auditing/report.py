@@ -105,10 +105,10 @@ class TableReport:
     @property
     def proves(self) -> str:
         """The subject of the verdict: `records`, `batches` or `changes`."""
-        if self.upserts:
-            return "changes"
         counted = [line for line in self.partitions if line.range.partition != BATCHES]
         rows = self.written - sum(line.counts.written for line in counted)
+        if self.upserts and not rows:
+            return "changes"
         by_record = counted and not rows and all(line.by_record for line in counted)
         return "records" if by_record else "batches"
 

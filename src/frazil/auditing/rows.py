@@ -26,7 +26,7 @@ class RowCheck(SinkCheck):
         alone = {self.sink} >= {name for name, parts in self.table.whole.items() if parts}
         upserts = self.sink in self.table.upserts
         for partition, part in self.whole.items():
-            if is_unplaced(partition, part) and not upserts:
+            if is_unplaced(partition, part) and (self.unplaced_rows or not upserts):
                 continue
             mask = pc.and_(
                 pc.equal(rows["topic"], partition.topic),

@@ -13,7 +13,7 @@ import numpy as np
 
 from frazil.auditing.history import Evidence, TableHistory
 from frazil.auditing.report import Finding
-from frazil.offsets import Partition, Range
+from frazil.offsets import BATCHES, Partition, Range
 
 #: The most ranges of one kind that are listed one by one.
 _NAMED = 100
@@ -29,6 +29,8 @@ class SinkCheck:
         self.ledger = table.sinks[sink]
         self.rows = table.rows.get(sink, {})
         self.whole = table.whole[sink]
+        #: has it rows that stand for no single offset, though they may carry one?
+        self.unplaced_rows = BATCHES in self.whole and bool(self.whole[BATCHES].written.any())
         self.findings: list[Finding] = []
 
     def run(self) -> None:

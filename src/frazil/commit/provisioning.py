@@ -169,6 +169,8 @@ class TableProvisioner:
             self._retry(lambda: self._schemas.evolve(name, columns, metadata, relax))
             return None
         among = metadata if self._among is None else self._among
+        if self._among is not None and self._configs.is_deleted_keys_table(name):
+            among = NO_METADATA  # its rows are keys and versions only
         epoch = self._stream.epoch
         return self._retry(lambda: self._schemas.create(name, columns, metadata, among, epoch))
 

@@ -57,6 +57,8 @@ def rules(config: ConfigSections) -> Iterator[Rule]:
     yield from monitoring_rules(config)
     yield from under(("transform",), _transform_rules(config.transform))
     yield from table_rules(config)
+    to = (("transform", "output_mode"), ("table", "0", "mode"), ("table", "0", "key"))
+    yield Rule(lambda: _check_replaced(config), to)
     if config.routes:
         yield from route_rules(config.routes, [table.name for table in config.tables])
         yield from _fit_rules(config)
@@ -445,14 +447,26 @@ def _check_mode(mode: str) -> None:
 
 
 def check_output_mode(mode: str) -> None:
-    if mode in ("update", "complete"):
+    if mode == "complete":
         raise ConfigError(
-            f"cannot write in output mode {mode!r}: it replaces existing rows, and the "
-            "table is append-only",
-            hint="use append: with a watermark, aggregations give each window once, when it closes",
+            "cannot write in output mode 'complete': each batch would replace the whole table",
+            hint="use update with a table of mode upsert, whose key is the columns of GROUP BY: "
+            "its rows are the same, and each batch replaces those that changed",
         )
-    if mode != "append":
-        raise ConfigError(f"cannot write in output mode {mode!r}: expected append")
+    if mode not in ("append", "update"):
+        raise ConfigError(f"cannot write in output mode {mode!r}: expected append or update")
+
+
+def _check_replaced(config: ConfigSections) -> None:
+    table = next(iter(config.tables), None)
+    if config.transform.output_mode == "update" and table and not table.upsert_key:
+        raise ConfigError(
+            "cannot write in output mode 'update': it replaces existing rows, and table "
+            f"{table.name} has mode {table.mode}",
+            hint='mode = "upsert", and key = the columns of GROUP BY; or use append: with a '
+            "watermark, aggregations give each window once, when it closes",
+            path=("transform", "output_mode"),
+        )
 
 
 def _check_cut(start: Mapping[str, Any]) -> None:

@@ -64,9 +64,11 @@ def path_taken(config: Config) -> tuple[str, str]:
             "there is no [transform]: Spark gets offset ranges, and no record enters its JVM",
         )
     query = "sql" if config.transform.sql else f"python {config.transform.python}"
+    key = ", ".join(config.tables[0].upsert_key)
+    shuffled = f", output mode {config.transform.output_mode} → shuffle by {key}" if key else ""
     return (
-        f"{source} → fetch and decode in Python workers → rows in Spark: [transform] {query} → "
-        f"write in Python workers → {name}",
+        f"{source} → fetch and decode in Python workers → rows in Spark: [transform] {query}"
+        f"{shuffled} → {'upsert' if key else 'write'} in Python workers → {name}",
         "there is a [transform]: Spark's query needs rows in Spark",
     )
 

@@ -354,7 +354,9 @@ _OF_KAFKA = {
 }
 
 
-def for_frame(table: str, catalog: str, settings: Mapping[str, Any]) -> Config:
+def for_frame(
+    table: str, catalog: str, settings: Mapping[str, Any], output_mode: str = "append"
+) -> Config:
     """The config of a sink that reads a DataFrame. `settings`: keys of `[sink]`, `[[table]]` and
     `[completeness]`."""
     sinks = {f.name for f in dataclasses.fields(SinkConfig)} - _OF_KAFKA
@@ -381,5 +383,6 @@ def for_frame(table: str, catalog: str, settings: Mapping[str, Any]) -> Config:
             catalog=CatalogConfig(catalog),
             tables=({"name": table, **of_table},),
             decode=DecodeConfig("raw"),
+            transform=TransformConfig(output_mode=output_mode),
             completeness=of_hours,
         )

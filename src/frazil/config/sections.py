@@ -133,7 +133,7 @@ class TransformConfig(CheckedSection):
     sql: str = ""
     #: module:function, from DataFrame to DataFrame
     python: str = ""
-    #: output mode of the query; tables accept only append
+    #: output mode of Spark: append, or update, which replaces rows by their key in an upsert table
     output_mode: str = "append"
 
     def __post_init__(self) -> None:
@@ -175,6 +175,9 @@ class TableConfig(CheckedSection):
     #: upsert tables: the column that orders the changes of a key, whatever their order in Kafka (a
     #: version, a log sequence number); a path if it is nested. Empty: the last record is the newest
     version_column: str = ""
+    #: upsert tables behind a query: a boolean column of its rows, which is not written; true
+    #: deletes the row's key
+    delete_column: str = ""
     #: upsert tables: the sink compacts the table after so many commits with deletes, sooner if many
     #: keys were deleted; 0: never
     compact_after_commits: int = 10

@@ -338,6 +338,7 @@ def _mode_rules(table: TableConfig) -> Iterator[Checked]:
     yield lambda: _check_key_columns(table), ["key", *_BESIDE]
     yield lambda: _check_version_mode(table), ["version_column", "mode", "key"]
     yield lambda: _check_version_column(table), ["version_column", "key", *_BESIDE]
+    yield lambda: _check_delete_column(table), ["delete_column", "mode", "key"]
 
 
 def _check_key(table: TableConfig) -> None:
@@ -413,4 +414,18 @@ def _check_version_column(table: TableConfig) -> None:
             f"{doing}: version_column is {table.version_column!r}, a metadata column; "
             "these decide only between equal versions",
             path=("version_column",),
+        )
+
+
+def _check_delete_column(table: TableConfig) -> None:
+    if table.delete_column and not table.upsert_key:
+        raise ConfigError(
+            f"cannot use table {table.name}: delete_column is for upsert tables",
+            path=("delete_column",),
+        )
+    if table.delete_column in table.key:
+        raise ConfigError(
+            f"cannot use table {table.name}: delete_column is {table.delete_column!r}, which is "
+            "in its key",
+            path=("delete_column",),
         )

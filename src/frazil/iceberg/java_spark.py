@@ -20,6 +20,9 @@ from pyspark.sql import DataFrame, SparkSession
 from frazil.errors import ConfigError
 from frazil.iceberg.java_errors import translated
 
+#: Spark's mark of a column that is a time window.
+_TIME_WINDOW = "spark.timeWindow"
+
 
 @contextmanager
 def active(spark: SparkSession) -> Iterator[None]:
@@ -52,6 +55,8 @@ class PlanOperator:
     name: str
     #: number of its streaming inputs
     streams: int
+    #: names of the operators that its rows pass
+    above: tuple[str, ...] = ()
     #: of a streaming source: its name, class and options
     source: str = ""
     table: str = ""
@@ -62,7 +67,7 @@ def operators(frame: DataFrame) -> list[PlanOperator]:
     """The streaming operators of a query, sources included."""
     steps: list[PlanOperator] = []
 
-    def visit(node: Any) -> None:
+    def visit(node: Any, above: tuple[str, ...] = ()) -> None:
         if not node.isStreaming():
             return
         name = node.getClass().getSimpleName()
@@ -71,32 +76,94 @@ def operators(frame: DataFrame) -> list[PlanOperator]:
         if name == "StreamingRelationV2":
             table = node.table().getClass().getName()
             options = {str(k): str(v) for k, v in dict(node.extraOptions()).items()}
-            steps.append(PlanOperator(name, 0, str(node.sourceName()).lower(), table, options))
+            source = str(node.sourceName()).lower()
+            steps.append(PlanOperator(name, 0, above, source, table, options))
         elif name == "StreamingRelation":
-            steps.append(PlanOperator(name, 0, str(node.sourceName())))
+            steps.append(PlanOperator(name, 0, above, str(node.sourceName())))
         else:
-            steps.append(PlanOperator(name, sum(bool(child.isStreaming()) for child in below)))
+            streams = sum(bool(child.isStreaming()) for child in below)
+            steps.append(PlanOperator(name, streams, above))
         for child in below:
-            visit(child)
+            visit(child, (*above, name))
 
     with translated("look at the query"):
         visit(frame._jdf.queryExecution().analyzed())
     return steps
 
 
-def refuse_what_cannot_append(frame: DataFrame) -> None:
-    """Runs Spark's own check of a streaming query, which Spark itself runs only at its start."""
+def group_columns(frame: DataFrame) -> list[tuple[str, ...]] | None:
+    """Of each group of an aggregation the columns of the query that hold it: the group itself, or
+    begin or end of a time window. None: more than names and projections is behind the aggregation,
+    or there is none."""
+    with translated("look at the query"):
+        plan: Any = frame._jdf.queryExecution().analyzed()
+        projections: list[Any] = []
+        node = plan
+        while (name := node.getClass().getSimpleName()) in ("Project", "SubqueryAlias", "WithCTE"):
+            projections += [node.projectList()] if name == "Project" else []
+            node = node.plan() if name == "WithCTE" else node.child()
+        if name != "Aggregate":
+            return None
+        groups = _items(node.groupingExpressions())
+        #: id of an attribute → the number of the group that it holds
+        held: dict[Any, int] = {}
+        for expression in _items(node.aggregateExpressions()):
+            inner = _holder(expression)
+            for number, group in enumerate(groups):
+                if inner.semanticEquals(group):
+                    held[expression.exprId().id()] = number
+        for projection in reversed(projections):
+            expressions = [(e, _holder(e)) for e in _items(projection)]
+            held = {
+                expression.exprId().id(): held[inner.exprId().id()]
+                for expression, inner in expressions
+                if inner.getClass().getSimpleName() == "AttributeReference"
+                and inner.exprId().id() in held
+            }
+        ids = [held.get(attribute.exprId().id()) for attribute in _items(plan.output())]
+        return [
+            tuple(name for name, at in zip(frame.columns, ids, strict=True) if at == number)
+            for number in range(len(groups))
+        ]
+
+
+def _holder(expression: Any) -> Any:
+    """The expression without its name, and without the begin or end that it takes of a window."""
+    kind = expression.getClass().getSimpleName()
+    if kind == "Alias":
+        return _holder(expression.child())
+    if kind == "GetStructField":
+        inner = expression.child()
+        name = expression.childSchema().apply(expression.ordinal()).name()
+        attribute = inner.getClass().getSimpleName() == "AttributeReference"
+        if attribute and name in ("start", "end") and inner.metadata().contains(_TIME_WINDOW):
+            return inner
+    return expression
+
+
+def _items(several: Any) -> list[Any]:
+    return [several.apply(number) for number in range(several.size())]
+
+
+def refuse_unsupported(frame: DataFrame, output_mode: str) -> None:
+    """Runs Spark's own check of a streaming query in an output mode, append or update, which Spark
+    itself runs only at its start."""
     jvm: Any = frame.sparkSession._jvm
+    modes = jvm.org.apache.spark.sql.streaming.OutputMode
     try:
         jvm.org.apache.spark.sql.catalyst.analysis.UnsupportedOperationChecker.checkForStreaming(
             frame._jdf.queryExecution().analyzed(),
-            jvm.org.apache.spark.sql.streaming.OutputMode.Append(),
+            modes.Update() if output_mode == "update" else modes.Append(),
         )
     except PySparkException as error:
         fact = str(error).strip().splitlines()[0].rstrip(";")
         raise ConfigError(
             f"cannot stream this query into a table: {fact}",
-            hint="a table takes rows once and for all: aggregations need withWatermark",
+            hint="in output mode append a table takes rows once and for all: aggregations need "
+            "withWatermark; output mode update goes into a table of mode upsert, whose key is "
+            "their groups"
+            if output_mode == "append"
+            else "",
         ) from None
 
 

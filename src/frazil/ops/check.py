@@ -67,7 +67,8 @@ def query_findings(config: Config) -> Findings:
         return []
     try:
         query = read_query(config.transform.sql)
-        doubt = query.doubt or (f"{query.endless[1]} never end" if query.endless else "")
+        endless = query.endless if config.transform.output_mode == "append" else None
+        doubt = query.doubt or (f"{endless[1]} never end" if endless else "")
     except QueryFault as fault:
         doubt = fault.fact
     says = f"cannot read the query without Spark: {doubt}; Spark reads it when the sink starts"

@@ -7,6 +7,8 @@ files and equality-delete files. Runs on executors.
 The last change of a key is the record with the highest offset of its Kafka partition. Offsets of
 different partitions cannot be compared: if a key occurs in several, the partition wins whose
 records of that key have the newest timestamp (with equal timestamps, the last partition by name).
+Rows of a query may carry no offsets, or several rows the same. Their changes have no order, and are
+refused where a key has two of them in one batch (`refuse_ties`).
 With a `version_column` the highest version wins first, and a change older than the version in the
 table (`versions.highest`) is not applied. A delete without a version takes the highest version that
 its key had, so the version of a key never falls.
@@ -35,9 +37,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from frazil.arrow.lazy_polars import pl
+from frazil.errors import SchemaMismatch
 from frazil.files.writer import DataFileDescriptor, OpenFiles, TableWriter, WriterSpec
 from frazil.kafka.record_batch import Longs
-from frazil.offsets import Partition
+from frazil.offsets import BATCHES, Partition
 from frazil.pipeline.table_plan import TablePlan
 from frazil.pipeline.versions import column_of, comparable, highest
 
@@ -208,10 +211,7 @@ def apply(plan: TablePlan, changes: KeyChanges, prefix: str, alone: bool = False
     shuffle; other tasks may have changes of the same keys, so the result contains key hashes."""
     assert plan.deletes is not None
     began = time.perf_counter()
-    rows = pa.concat_tables([plan.shape.arrow.empty_table(), *changes.rows])
-    target = plan.of_deletes
-    gone = pa.concat_tables([target.empty_table(), *changes.gone])
-    every = pa.concat_tables([_origins(plan, rows), gone])
+    rows, every = _together(plan, changes)
     files = OpenFiles()
     noted = None
     if plan.order:
@@ -241,8 +241,17 @@ def apply(plan: TablePlan, changes: KeyChanges, prefix: str, alone: bool = False
     )
 
 
+def _together(plan: TablePlan, changes: KeyChanges) -> tuple[pa.Table, pa.Table]:
+    """The rows; and all changes, rows first, in the columns of deletes."""
+    rows = pa.concat_tables([plan.shape.arrow.empty_table(), *changes.rows])
+    gone = pa.concat_tables([plan.of_deletes.empty_table(), *changes.gone])
+    return rows, pa.concat_tables([_origins(plan, rows), gone])
+
+
 def _counted(plan: TablePlan, rows: pa.Table) -> dict[Partition, int]:
-    """The number of rows of each Kafka partition."""
+    """The number of rows of each Kafka partition; without metadata columns of the whole batch."""
+    if not plan.metadata.offset:
+        return {BATCHES: len(rows)}
     sources = rows.select([plan.metadata.topic, plan.metadata.partition])
     counts = sources.group_by(sources.column_names).aggregate([([], "count_all")]).to_pylist()
     return {
@@ -283,18 +292,43 @@ def _last(plan: TablePlan, changes: pa.Table) -> Longs:
 
 def _comparables(plan: TablePlan, changes: pa.Table) -> tuple[pl.DataFrame, list[str]]:
     """The columns that order the changes of a key, and the names of its key columns."""
-    source = [plan.metadata.topic, plan.metadata.partition]
     keys = {f"key {n}": comparable(changes.column(name)) for n, name in enumerate(plan.key)}
+    nothing = np.zeros(len(changes), np.int64)
+    source, offset = nothing, nothing
+    if plan.metadata.offset:
+        source = _codes(changes.select([plan.metadata.topic, plan.metadata.partition]))
+        offset = changes.column(plan.metadata.offset).to_numpy()
     frame = pl.DataFrame(
         {
             **keys,
-            "source": _codes(changes.select(source)),
-            "offset": changes.column(plan.metadata.offset).to_numpy(),
+            "source": source,
+            "offset": offset,
             "stamp": _stamps(changes, plan.metadata.timestamp),
             "at": np.arange(len(changes)),
         }
     )
     return frame, list(keys)
+
+
+def refuse_ties(plan: TablePlan, changes: KeyChanges) -> None:
+    """Raises if a key has changes without an order: which of them is the last would be a guess."""
+    _, every = _together(plan, changes)
+    frame, names = _comparables(plan, every)
+    fact = "the same offset" if plan.metadata.offset else "no offset of Kafka"
+    if plan.order:
+        frame = frame.with_columns(order=comparable(every.column(plan.order)))
+        names, fact = [*names, "order"], f"the same {plan.order} and {fact}"
+    tied = int(frame.select(*names, "source", "offset").is_duplicated().sum())
+    if not tied and not plan.metadata.timestamp:
+        tied = int(frame.select(*names, "source").unique().select(names).is_duplicated().sum())
+        fact = "offsets of several Kafka partitions and no timestamp"
+    if tied:
+        raise SchemaMismatch(
+            f"cannot write to table {plan.shape.name}: {tied} rows of a batch share their key "
+            f"({', '.join(plan.key)}) with another, and have {fact}, so none of them is the last",
+            hint="keep _topic, _topic_partition, _offset and _timestamp of the record in the rows, "
+            "which order them; or name a version_column; or aggregate to one row for each key",
+        )
 
 
 def _codes(sources: pa.Table) -> Any:
@@ -359,6 +393,8 @@ def _ordered(frame: pl.DataFrame, names: Sequence[str]) -> pl.DataFrame:
 def _above(plan: TablePlan, changes: pa.Table) -> Any:
     """Mask of the changes that the table does not contain yet."""
     above = np.ones(len(changes), bool)
+    if not plan.floor:
+        return above
     offsets = changes.column(plan.metadata.offset).to_numpy()
     for (topic, number), floor in plan.floor.items():
         mask = pc.and_(

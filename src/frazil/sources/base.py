@@ -181,10 +181,14 @@ class BatchSource(Protocol[RunT]):
     metadata: MetadataColumns | None = None
     checkpoint: str = ""
 
+    #: what changes the rows of a key: records, by Kafka's keys and offsets; rows of a query; or
+    #: nothing, and tables with a key are refused
+    changes: str = ""
+
     @property
-    def upserts(self) -> bool:
-        """Do its records have Kafka's keys and order, so that they can be upserted or logged?"""
-        return False
+    def output_mode(self) -> str:
+        """Spark's."""
+        return "append"
 
     @property
     def paced(self) -> bool:

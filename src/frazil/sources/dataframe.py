@@ -10,6 +10,9 @@ query (a filter), or invisible. If rows stand for several records or for none (a
 explode), or the source does not report which offsets held no record, the offsets count as merged:
 processed in exactly this batch, and nothing more is known.
 
+Into an upsert table the rows of a key come together in one task, by Spark's shuffle. Then records
+are written if their row is the last of its key, and merged if a later one replaced it.
+
 Leader epochs (decision 041) are those that the tasks of `frazil.read` report beside the rows. Tasks
 of `format("frazil")` report none: there the leader epoch of a partition counts if it is the same
 before and after the batch is read. For Spark's own Kafka source no epoch is kept.
@@ -30,21 +33,25 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from frazil.accounting import RangeCounts
+from frazil.accounting import RangeCounts, moved_to_written
 from frazil.config.model import Config
-from frazil.config.sections import TableConfig
+from frazil.config.sections import TableConfig, deleted_keys_table
 from frazil.errors import (
     AccountingError,
     ConfigError,
+    Conflict,
     Fatal,
     Gap,
     Overlap,
     SchemaMismatch,
+    from_traceback,
 )
+from frazil.iceberg.java_errors import FAILED
 from frazil.iceberg.java_spark import (
     HadoopFolder,
+    group_columns,
     operators,
-    refuse_what_cannot_append,
+    refuse_unsupported,
 )
 from frazil.kafka.planner import TopicIdentity, kafka_only
 from frazil.ledger.entry import LedgerEntry
@@ -65,10 +72,13 @@ from frazil.sources.query_state import QueryState, offsets_of, offsets_text
 from frazil.spark.checkpoint import Checkpoint, SourceOffsets, began
 from frazil.spark.read import FRAZIL, planner, reported_counts, reports_counts
 from frazil.spark.tasks import OUTCOMES, ReadCounts, WriteOutcome, WritePlan, write_all
+from frazil.spark.upsert_task import UpsertPlan, upsert_all
 
 #: Rows per batch that Spark hands to Python: the number while their size is unknown, the most, and
 #: the bytes to aim at, by the size of rows in the batch before.
 _FIRST_ROWS, _MOST_ROWS, _HANDED_BYTES = 4_000, 10_000, 16 * 1024**2
+#: Rows that a task of an upsert table should hold at most, by the number of the batch before.
+_TOGETHER_ROWS = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -81,6 +91,8 @@ class DataFrameRun(BatchRun):
 
 
 class DataFrameSource(BatchSource[DataFrameRun]):
+    changes = "rows"
+
     def __init__(
         self, config: Config, retry: Retry, build: Callable[[SparkSession], DataFrame]
     ) -> None:
@@ -88,7 +100,12 @@ class DataFrameSource(BatchSource[DataFrameRun]):
         self._retry = retry
         self._build = build
         self._temporary = TemporaryView()
-        self._row_bytes = 0.0
+        #: rows and bytes of the batch before
+        self._size = (0, 0)
+
+    @property
+    def output_mode(self) -> str:
+        return self._config.transform.output_mode
 
     # ── before anything is claimed ───────────────────────────────────────────────────────────
 
@@ -107,10 +124,15 @@ class DataFrameSource(BatchSource[DataFrameRun]):
                 hint="read with spark.readStream or frazil.read; write a batch with "
                 "df.writeTo(table).append()",
             )
-        refuse_what_cannot_append(self._frame)
+        refuse_unsupported(self._frame, self.output_mode)
         self._query = QueryState(self._config.sink, operators(self._frame))
         self._query.refuse_settings()
         columns = _columns(self._frame, table.name)
+        if table.upsert_key:
+            columns = _without_deletes(columns, table)
+        if self.output_mode == "update":
+            self._query.refuse_vanishing_rows()
+            _refuse_other_keys(group_columns(self._frame), table)
         # The columns of the DataFrame; the metadata columns are among them.
         self.columns, self.metadata = {table.name: columns}, _origin_columns(columns, table)
         self._query.refuse_no_checkpoint()
@@ -238,20 +260,33 @@ class DataFrameSource(BatchSource[DataFrameRun]):
         return PlannedBatch(frame, reached, ranges, before, after)
 
     def run(self, plan: PlannedBatch, tables: BatchTables) -> DataFrameRun:
-        table = tables.plans[self._config.tables[0].name]
+        name = self._config.tables[0].name
+        if name in tables.refused:
+            raise SchemaMismatch(f"cannot write to table {name}: {tables.refused[name]}")
+        table = tables.plans[name]
         metadata = self.metadata or NO_METADATA
+        event_time = table.event_time if table.event_time in plan.frame.columns else ""
         origin = (metadata.topic, metadata.partition, metadata.offset)
         write_plan = WritePlan(
             table=table.shape,
             origin=origin if metadata.offset else None,
-            event_time=table.event_time
-            if _is_timestamp(table.shape.arrow, table.event_time)
-            else "",
+            event_time=event_time if _is_timestamp(table.shape.arrow, event_time) else "",
             file_prefix=tables.file_prefix,
         )
+        upsert_plan = None
+        if table.key:
+            deleted_keys = table.deleted_keys and replace(table.deleted_keys, metadata=NO_METADATA)
+            plan_of_rows = replace(table, metadata=metadata, deleted_keys=deleted_keys)
+            upsert_plan = UpsertPlan(plan_of_rows, write_plan, self._config.tables[0].delete_column)
         counts_before = [reported_counts(given) for given in self._query.reads]
         led_before = self._led(plan.ranges)
-        outcomes = self._run(plan.frame, write_plan)
+        try:
+            outcomes = self._run(plan.frame, write_plan, upsert_plan)
+        except FAILED as error:
+            if not isinstance(from_traceback(str(error)), Conflict):
+                raise
+            # A file with versions of keys is gone; other files have its rows.
+            return DataFrameRun(again=True)
         counts = [reported_counts(given) for given in self._query.reads]
         leaders = steady(led_before, self._led(plan.ranges))
         leaders |= read_leader_epochs(plan.ranges, counts_before, counts)
@@ -263,6 +298,7 @@ class DataFrameSource(BatchSource[DataFrameRun]):
         self, plan: PlannedBatch, tables: BatchTables, run: DataFrameRun
     ) -> WriteResult | None:
         reached, ranges, outcomes = plan.position, plan.ranges, run.outcomes
+        name = self._config.tables[0].name
         origin = self._origin_now()
         # A topic that was recreated between plan and fetch has other records.
         TopicIdentity(plan.after.cluster, plan.after.topics).check(origin)
@@ -275,16 +311,29 @@ class DataFrameSource(BatchSource[DataFrameRun]):
             tallies = accounted(ranges, outcomes, run.counts)
         if tallies is None:
             tallies = [RangeCounts(r, 0, merged=len(r)) for r in ranges]
+        elif self._config.tables[0].upsert_key:
+            tallies = [replaced_merged(tally, outcomes) for tally in tallies]
         tallies = [_timed(tally, outcomes) for tally in tallies]
         rows = sum(outcome.rows for outcome in outcomes) - sum(tally.written for tally in tallies)
         spans = [outcome.watermark for outcome in outcomes if outcome.watermark]
         span = (min(s[0] for s in spans), max(s[1] for s in spans)) if spans else None
         tallies.append(RangeCounts(Range(BATCHES, number, number + 1), rows, watermark=span))
-        files = tuple(file for outcome in outcomes for file in outcome.files)
+        written = TableWriteResult(
+            tuple(tallies),
+            tuple(file for outcome in outcomes for file in outcome.files),
+            tuple(file for outcome in outcomes for file in outcome.deletes),
+            sum(outcome.keys for outcome in outcomes),
+        )
+        written_tables = {name: written}
+        if noted := tuple(file for outcome in outcomes for file in outcome.noted):
+            notes = [RangeCounts(r, 0, merged=len(r)) for r in ranges]
+            notes.append(RangeCounts(tallies[-1].range, sum(file.rows for file in noted)))
+            written_tables[deleted_keys_table(name)] = TableWriteResult(tuple(notes), noted)
         return WriteResult(
             begin=begin,
             end=Cut({**reached.cut, **plan.after.cut, BATCHES: number + 1}),
-            tables={self._config.tables[0].name: TableWriteResult(tuple(tallies), files)},
+            tables=written_tables,
+            total=() if self._config.one_table else tuple(tallies),
             origin=TopicIdentity(origin.cluster, origin.topics, leaders),
             timings=[outcome.seconds for outcome in outcomes],
             source=(plan.before.text, plan.after.text),
@@ -312,25 +361,40 @@ class DataFrameSource(BatchSource[DataFrameRun]):
         self._compare(begin, {p: e for p, e in changed.items() if epochs.get(p) != e})
         return {**known.without(passed).leaders, **epochs}
 
-    def _run(self, frame: DataFrame, plan: WritePlan) -> list[WriteOutcome]:
+    def _run(
+        self, frame: DataFrame, plan: WritePlan, upsert_plan: UpsertPlan | None
+    ) -> list[WriteOutcome]:
         # Numbered: PySpark looks columns up by name there, and takes a backtick for a quote.
-        numbered = frame.toDF(*(f"c{i}" for i in range(len(frame.columns))))
-        write = functools.partial(write_all, plan, names=tuple(frame.columns))
+        names = tuple(frame.columns)
+        numbered = frame.toDF(*(f"c{i}" for i in range(len(names))))
+        write: Callable[..., Iterator[pa.RecordBatch]] = functools.partial(
+            write_all, plan, names=names
+        )
+        if upsert_plan is not None:
+            # By the values of the key: equal ones meet in one task, which holds all of its rows.
+            parts = max(
+                frame.sparkSession.sparkContext.defaultParallelism,
+                -(-self._size[0] // _TOGETHER_ROWS),
+            )
+            key = [f"c{names.index(name)}" for name in upsert_plan.table.key]
+            numbered = numbered.repartition(parts, *key)
+            write = functools.partial(upsert_all, upsert_plan, names=names)
         tasks = numbered.mapInArrow(write, OUTCOMES)
         rows = _FIRST_ROWS
-        if self._row_bytes:
-            rows = max(1, min(_MOST_ROWS, int(_HANDED_BYTES / self._row_bytes)))
+        if self._size[0]:
+            count, size = self._size
+            rows = max(1, min(_MOST_ROWS, int(_HANDED_BYTES * count / max(1, size))))
         with _handed_by(frame.sparkSession, rows):
             results = tasks.collect()
         outcomes = [WriteOutcome.load(row.outcome) for row in results]
         for outcome in outcomes:
-            if (in_files := sum(file.rows for file in outcome.files)) != outcome.rows:
-                raise AccountingError(
-                    f"cannot stage a batch: a task had {outcome.rows} rows, "
-                    f"{in_files} are in its files"
-                )
-        if count := sum(outcome.rows for outcome in outcomes):
-            self._row_bytes = sum(outcome.bytes for outcome in outcomes) / count
+            for files, count in ((outcome.files, outcome.rows), (outcome.deletes, outcome.keys)):
+                if (in_files := sum(file.rows for file in files)) != count:
+                    raise AccountingError(
+                        f"cannot stage a batch: a task had {count} rows, {in_files} in its files"
+                    )
+        if handed := sum(outcome.given or outcome.rows for outcome in outcomes):
+            self._size = handed, sum(outcome.bytes for outcome in outcomes)
         return outcomes
 
     def _apart(
@@ -401,6 +465,13 @@ def accounted(
         span = None if seen is None else (int(seen[0]), int(seen[1]))
         tallies.append(RangeCounts(planned, count, skipped=skipped, invisible=invisible, seen=span))
     return tallies
+
+
+def replaced_merged(tally: RangeCounts, outcomes: Sequence[WriteOutcome]) -> RangeCounts:
+    """The counts of a range in an upsert table: the records whose rows are not in its files were
+    replaced by a later one of their key, or deleted it."""
+    kept = sum(outcome.kept.get(tally.range.partition, 0) for outcome in outcomes)
+    return moved_to_written(replace(tally, written=0, merged=tally.written), kept, "merged")
 
 
 def _timed(tally: RangeCounts, outcomes: Sequence[WriteOutcome]) -> RangeCounts:
@@ -487,6 +558,42 @@ def _columns(frame: DataFrame, table: str) -> pa.Schema:
     return pa.schema(columns)
 
 
+def _without_deletes(columns: pa.Schema, table: TableConfig) -> pa.Schema:
+    """The columns of an upsert table: those of the rows, without the one that marks deletes."""
+    doing, known = f"cannot upsert into table {table.name}", ", ".join(columns.names)
+    for name, key in ((table.delete_column, "delete_column"), *((k, "key") for k in table.key)):
+        if name and name not in columns.names:
+            raise ConfigError(
+                f"{doing}: the rows have no column {name!r} for its {key}; they have {known}"
+            )
+    if not table.delete_column:
+        return columns
+    number = columns.get_field_index(table.delete_column)
+    if not pa.types.is_boolean(columns.field(number).type):
+        raise ConfigError(
+            f"{doing}: delete_column {table.delete_column!r} is {columns.field(number).type}; "
+            "expected a boolean",
+            hint="an expression makes one: op = 'd' AS deleted",
+        )
+    return columns.remove(number)
+
+
+def _refuse_other_keys(groups: Sequence[Sequence[str]] | None, table: TableConfig) -> None:
+    """Refuse a key that is not that of the groups: rows of other groups would be replaced, or
+    former rows of the same group stay."""
+    if groups is None:
+        return
+    key, held = set(table.key), {name for group in groups for name in group}
+    if key <= held and all(key & set(group) for group in groups):
+        return
+    shown = ", ".join(group[0] if group else "(a group without a column)" for group in groups)
+    raise ConfigError(
+        f"cannot upsert into table {table.name} by {', '.join(table.key)}: in output mode update "
+        f"the key is the columns that hold the groups; expected {shown or 'at least one group'}",
+        hint="an expression of a group may be the same for two groups: group by the expression",
+    )
+
+
 def _origin_columns(columns: pa.Schema, table: TableConfig) -> MetadataColumns:
     names = (table.topic_column, table.partition_column, table.offset_column)
     expected = (pa.types.is_string, pa.types.is_int32, pa.types.is_int64)
@@ -495,5 +602,8 @@ def _origin_columns(columns: pa.Schema, table: TableConfig) -> MetadataColumns:
         for name, fits in zip(names, expected, strict=True)
     ):
         stamp = table.timestamp_column
-        return MetadataColumns(*names, stamp if stamp in columns.names else "")
+        timed = stamp in columns.names and (
+            not table.upsert_key or pa.types.is_timestamp(columns.field(stamp).type)
+        )
+        return MetadataColumns(*names, stamp if timed else "")
     return NO_METADATA

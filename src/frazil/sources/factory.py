@@ -30,7 +30,7 @@ def source_of(
             "cannot write a DataFrame with a [transform]: transform it, or start the sink without "
             "it"
         )
-    if not config.one_table:
+    if config.routes or config.dead_letters:
         raise ConfigError(
             "cannot write a DataFrame with [[route]] or [dead_letters]: its rows go to one table"
         )
@@ -38,11 +38,32 @@ def source_of(
 
 
 def refuse_keys(config: Config, source: BatchSource[Any]) -> None:
-    """Raises for tables with a key, unless the records come straight from Kafka."""
-    keyed = [table.name for table in config.tables if table.key]
-    if keyed and not source.upserts:
-        raise ConfigError(
-            f"cannot write to table {keyed[0]}: only records that come straight from Kafka have "
-            "keys that are upserted or logged",
-            hint="remove the [transform] or DataFrame between topic and table, or use mode append",
-        )
+    """Raises for settings of tables with a key that the source has no use for."""
+    for table in config.tables:
+        doing = f"cannot write to table {table.name}"
+        if source.changes == "records" and table.delete_column:
+            raise ConfigError(
+                f"{doing}: delete_column is for rows of a query, and its records come straight "
+                "from Kafka",
+                hint="a record without a value deletes its key, and so does Debezium's d",
+            )
+        if source.changes == "records" or not table.key:
+            continue
+        if not source.changes:
+            raise ConfigError(
+                f"{doing}: its key may have a newer row than a dead letter, which would replace it",
+                hint="produce the record again, if its key has no newer one: it is then the newest",
+            )
+        if not table.upsert_key:
+            raise ConfigError(
+                f"{doing}: its mode is {table.mode}, and only records that come straight from "
+                "Kafka are logged with their keys",
+                hint="remove the [transform] or DataFrame between topic and table, or use mode "
+                "append or upsert",
+            )
+        if table.partitioned_by_key:
+            raise ConfigError(
+                f"{doing}: partitioned_by_key is for records that come straight from Kafka, and "
+                "its rows come from a query",
+                hint="leave it out: the rows of a key are brought together in any case",
+            )

@@ -41,7 +41,7 @@ class KafkaSource(BatchSource[KafkaRun]):
     """Plans batches of offset ranges, has their tasks run, and checks the results."""
 
     paced = True
-    upserts = True
+    changes = "records"
 
     def __init__(self, config: Config, retry: Retry, gathering: BatchGathering) -> None:
         self._config = config

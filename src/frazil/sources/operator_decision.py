@@ -245,7 +245,7 @@ def planner_for(config: Config, known: TopicIdentity, wanted: WantedPosition) ->
 class OperatorDecisionSource(BatchSource[BatchRun]):
     """One batch: the decision alone."""
 
-    upserts = True
+    changes = "records"
 
     def __init__(
         self,

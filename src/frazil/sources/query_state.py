@@ -56,6 +56,8 @@ _STATELESS = frozenset(
         "StreamingRelationV2",
     ]
 )
+#: Operators that may leave out a row.
+_LEAVES_OUT = ("Filter", "TypedFilter", "Generate")
 #: Sources whose offsets are their whole state; others keep more in the checkpoint.
 _PORTABLE = frozenset(["kafka", "rate-micro-batch", *FRAZIL])
 
@@ -114,6 +116,19 @@ class QueryState:
                 "sources, which do not agree on what was there at the start",
                 hint="use a duration, and stop the query when it has caught up",
             )
+
+    def refuse_vanishing_rows(self) -> None:
+        """Refuse what may leave out the new row of a group in update mode: its former row would
+        stay."""
+        for operator in self._operators:
+            left_out = next((name for name in operator.above if name in _LEAVES_OUT), "")
+            if operator.name == "Aggregate" and left_out:
+                raise ConfigError(
+                    f"cannot write in output mode update: {left_out} is behind the aggregation "
+                    "(HAVING), and a group that it leaves out would keep its former row",
+                    hint="make the condition a boolean column and name it as delete_column, or "
+                    "filter before the aggregation",
+                )
 
     def refuse_no_checkpoint(self) -> None:
         if self.bound and not self._sink.checkpoint_location:

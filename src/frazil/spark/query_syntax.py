@@ -1,4 +1,5 @@
-"""The query of a view, as Spark's SQL: is it one, does it end, and does it need Spark at all?
+"""The query of a view, as Spark's SQL: is it one, does it end, do columns name the groups of its
+rows, and does it need Spark at all?
 
 In: a query over the table `stream`. Out: a `QuerySyntax`, or `QueryFault` with the position of what
 no query has. sqlglot reads it, by its rules for Spark. Where a query uses what sqlglot is known not
@@ -68,6 +69,12 @@ class QuerySyntax:
     items: tuple[Item | Star, ...] = ()
     #: what it has that `[[table]] select` has not
     beyond: str = ""
+    #: if it is one aggregation of the stream: of each group the columns that hold it
+    groups: tuple[tuple[str, ...], ...] = ()
+    #: position, and why the rows of its groups cannot be replaced by a key
+    unkeyed: tuple[int, str] | None = None
+    #: do its rows have topic, partition, offset and timestamp of their record?
+    of_records: bool = False
 
 
 @lru_cache(256)
@@ -103,7 +110,11 @@ def read_query(text: str) -> QuerySyntax:
             raise _Beyond("WATERMARK" if watermarks else "no column of the value")
     except _Beyond as other:
         items, beyond = (), str(other)
-    return QuerySyntax("", _endless(tree, tokens, watermarks), items, beyond)
+    faults = list(_endless(tree, tokens, watermarks))
+    inside = [fault for select, fault in faults if select is not tree]
+    groups, unkeyed = ((), None) if inside else _groups(tree, tokens)
+    endless = next(iter(inside), faults[0][1] if faults else None)
+    return QuerySyntax("", endless, items, beyond, groups, unkeyed, _of_records(tree))
 
 
 def _near(word: str) -> str:
@@ -167,7 +178,9 @@ _UNITS |= {"TO"}
 # ── does it end? ─────────────────────────────────────────────────────────────────────────────────
 
 
-def _endless(tree: Any, tokens: Sequence[Token], watermarks: set[str]) -> tuple[int, str] | None:
+def _endless(
+    tree: Any, tokens: Sequence[Token], watermarks: set[str]
+) -> Iterator[tuple[exp.Select, tuple[int, str]]]:
     """Rows over all of the stream are never final. Groups that end are those of a time window, or
     of the column of a watermark. (Groups of a table may be what they are, and what comes out of a
     query inside is left to Spark.)"""
@@ -186,8 +199,7 @@ def _endless(tree: Any, tokens: Sequence[Token], watermarks: set[str]) -> tuple[
             if source
         )
         if fault := _endless_rows(select, tokens, watermarks, direct):
-            return fault
-    return None
+            yield select, fault
 
 
 def _endless_rows(
@@ -219,6 +231,77 @@ def _endless_rows(
     if over := next((node for item in outputs for node in _own(item, exp.Window)), None):
         return _start(over, tokens), "the rows that OVER compares"
     return None
+
+
+def _groups(
+    tree: Any, tokens: Sequence[Token]
+) -> tuple[tuple[tuple[str, ...], ...], tuple[int, str] | None]:
+    """The columns that hold each group of an aggregation that is the whole query; or why a row
+    cannot be replaced by them."""
+    group = tree.args.get("group") if isinstance(tree, exp.Select) else None
+    if group is None or STREAM not in _tables(tree):
+        return (), None
+    at = _place(tokens, TokenType.GROUP_BY, group)
+    if tree.args.get("having"):
+        having = _place(tokens, TokenType.HAVING, tree.args["having"])
+        return (), (having, "a group that HAVING leaves out would keep its former row")
+    outputs = list(tree.expressions)
+    other = [
+        words for key, words in _CLAUSES.items() if key in _AFTER_GROUPS and tree.args.get(key)
+    ]
+    other += [key.upper() for key in ("rollup", "cube", "grouping_sets") if group.args.get(key)]
+    other += ["OVER" for item in outputs for _ in _own(item, exp.Window)]
+    if other:
+        return (), (at, f"{other[0]} is not for groups whose rows are replaced")
+    keys = list(group.expressions)
+    if group.args.get("all"):
+        keys = [_plain(item) for item in outputs if not list(_own(item, exp.AggFunc))]
+    keys = [_plain(outputs[int(k.this) - 1]) if _number(k, outputs) else k for k in keys]
+    groups = tuple(_columns_of(key, outputs) for key in keys)
+    for key, names in zip(keys, groups, strict=True):
+        if not names:
+            return (), (at, f"the group {key.sql(dialect='spark')} is none of its columns")
+    return groups, None
+
+
+_AFTER_GROUPS = ("distinct", "qualify", "order", "sort", "limit", "offset")
+
+
+def _columns_of(key: Any, outputs: Sequence[Any]) -> tuple[str, ...]:
+    """The columns that hold a group: its expression, or a name for it. (Spark takes a name for an
+    input's column first, so an expression of a column of that name is not the group.)"""
+    word = key.name.lower() if isinstance(key, exp.Column | exp.Anonymous) else ""
+    time_window = word == "window" and isinstance(key, exp.Anonymous)
+    same, named = [], []
+    for item in outputs:
+        node, name = _plain(item), item.alias_or_name
+        if not isinstance(node, exp.Column):
+            columns = {column.name.lower() for column in node.find_all(exp.Column)}
+            if key == node:
+                same.append(name)
+            elif isinstance(key, exp.Column) and name.lower() == word and word not in columns:
+                named.append(name)
+        elif time_window:
+            if word in (node.name.lower(), node.table.lower()):
+                same.append(name)
+        elif isinstance(key, exp.Column):
+            if word == node.name.lower():
+                same.append(name)
+            elif word == name.lower():
+                named.append(name)
+    return tuple(name for name in same or named if name)
+
+
+def _plain(item: Any) -> Any:
+    """A column of a SELECT without its name."""
+    return item.this if isinstance(item, exp.Alias) else item
+
+
+def _of_records(tree: Any) -> bool:
+    """Are all metadata columns among the columns?"""
+    outputs = list(tree.expressions) if isinstance(tree, exp.Select) else []
+    names = {item.alias_or_name for item in outputs}
+    return any(item.is_star for item in outputs) or names >= set(METADATA)
 
 
 def _number(key: Any, outputs: Sequence[Any]) -> bool:

@@ -215,22 +215,36 @@ class WriteOutcome:
     seconds: Mapping[str, float]
     #: `watermark` of each partition, where the rows carry theirs
     watermarks: Mapping[Partition, tuple[int, int]] = field(default_factory=dict)
+    #: upsert tables: delete files, the number of their keys, the rows in `files` of each partition,
+    #: how many rows the task was given, and files of the `_deleted` table
+    deletes: tuple[DataFileDescriptor, ...] = ()
+    keys: int = 0
+    kept: Mapping[Partition, int] = field(default_factory=dict)
+    given: int = 0
+    noted: tuple[DataFileDescriptor, ...] = ()
 
     def dump(self) -> str:
-        files = [[f.descriptor, f.rows, f.bytes] for f in self.files]
+        files, deletes, noted = (
+            [[f.descriptor, f.rows, f.bytes] for f in some]
+            for some in (self.files, self.deletes, self.noted)
+        )
         carried = (
             None
             if self.carried is None
             else [[*partition, *_pack(offsets)] for partition, offsets in self.carried.items()]
         )
         spans = [[*partition, *span] for partition, span in self.watermarks.items()]
+        kept = [[*partition, rows] for partition, rows in self.kept.items()]
+        upserted = [deletes, self.keys, kept, self.given, noted]
+        seconds = dict(self.seconds)
         return json.dumps(
-            [files, self.rows, self.bytes, carried, self.watermark, dict(self.seconds), spans]
+            [files, self.rows, self.bytes, carried, self.watermark, seconds, spans, upserted]
         )
 
     @staticmethod
     def load(text: str) -> WriteOutcome:
-        files, rows, bytes, carried, span, seconds, spans = json.loads(text)
+        files, rows, bytes, carried, span, seconds, spans, upserted = json.loads(text)
+        deletes, keys, kept, given, noted = upserted
         return WriteOutcome(
             tuple(DataFileDescriptor(*file) for file in files),
             rows,
@@ -241,6 +255,11 @@ class WriteOutcome:
             tuple(span) if span else None,
             seconds,
             {Partition(topic, number): (low, high) for topic, number, low, high in spans},
+            tuple(DataFileDescriptor(*file) for file in deletes),
+            keys,
+            {Partition(topic, number): count for topic, number, count in kept},
+            given,
+            tuple(DataFileDescriptor(*file) for file in noted),
         )
 
 
@@ -267,18 +286,22 @@ def write_all(
         batches = (batch.rename_columns(list(names)) for batch in batches)
     with in_worker():
         outcome = write(plan, batches)
-    yield pa.RecordBatch.from_pylist([{"outcome": outcome.dump()}], schema=_OUTCOMES)
+    yield outcome_batch(outcome)
+
+
+def outcome_batch(outcome: WriteOutcome) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pylist([{"outcome": outcome.dump()}], schema=_OUTCOMES)
 
 
 def write(plan: WritePlan, batches: Iterable[pa.RecordBatch]) -> WriteOutcome:
     clock = Stopwatch()
     target = plan.table.arrow
     writer = TableWriter(plan.table, plan.file_prefix)
-    carried = _CarriedColumns(plan.origin, plan.event_time)
+    carried = CarriedColumns(plan.origin, plan.event_time)
     count = size = 0
     low, high = [], []
     for given in _gathered(batches):
-        with clock("write"), _explaining(plan, carried):
+        with clock("write"), explaining(plan, carried):
             size += given.nbytes
             count += len(given)
             rows = fitted(given, _as_given(target, given.schema), f"to table {plan.table.name}")
@@ -287,7 +310,7 @@ def write(plan: WritePlan, batches: Iterable[pa.RecordBatch]) -> WriteOutcome:
             if span := watermark(rows, plan.event_time):
                 low.append(span[0])
                 high.append(span[1])
-    with clock("write"), _explaining(plan, carried):
+    with clock("write"), explaining(plan, carried):
         files = tuple(writer.close())
     span = (min(low), max(high)) if low else None
     return WriteOutcome(
@@ -296,7 +319,7 @@ def write(plan: WritePlan, batches: Iterable[pa.RecordBatch]) -> WriteOutcome:
 
 
 @contextmanager
-def _explaining(plan: WritePlan, carried: _CarriedColumns) -> Iterator[None]:
+def explaining(plan: WritePlan, carried: CarriedColumns) -> Iterator[None]:
     """Raises unforeseen failures with the table and, where the rows carry them, their offsets."""
     try:
         with noticing():
@@ -340,7 +363,7 @@ def _gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
         yield pa.Table.from_batches(waiting)
 
 
-class _CarriedColumns:
+class CarriedColumns:
     """The offsets of the rows, whether each occurs once, and the event times of each partition."""
 
     def __init__(self, columns: tuple[str, str, str] | None, event_time: str = "") -> None:
@@ -379,6 +402,11 @@ class _CarriedColumns:
         if span:
             low, high = self.watermarks.get(partition, span)
             self.watermarks[partition] = min(low, span[0]), max(high, span[1])
+
+    @property
+    def complete(self) -> bool:
+        """Does every row carry a topic, a partition and an offset?"""
+        return self._columns is not None
 
     @property
     def spans(self) -> dict[Partition, tuple[int, int]]:

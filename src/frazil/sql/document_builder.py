@@ -17,7 +17,7 @@ from frazil.config.messages import nearest
 from frazil.config.select import KEY, Column, Item, Literal, Selection, Star
 from frazil.config.settings import SECRET
 from frazil.errors import SqlError
-from frazil.spark.query_syntax import STREAM, QueryFault, QuerySyntax, read_query
+from frazil.spark.query_syntax import METADATA, STREAM, QueryFault, QuerySyntax, read_query
 from frazil.sql import connections
 from frazil.sql.formatter import literal
 from frazil.sql.option_names import sections
@@ -148,6 +148,8 @@ def _source(made: Document) -> SourceClause:
         return view.source
     _refuse_behind_spark(made.sink, view, query)
     made.content["transform"] = {"sql": query_text(view)}
+    if _replaces_groups(made.sink, view, query):
+        made.content["transform"]["output_mode"] = "update"
     if view.location:
         made.locations["transform"] = made.locations["transform.sql"] = view.location
     return view.source
@@ -170,7 +172,7 @@ def goes_straight(view: View, query: QuerySyntax) -> bool:
 
 
 def checked_query(view: View) -> QuerySyntax:
-    """The query, if it is one, and its rows can be appended."""
+    """The query, if it is one, and its rows can be appended, or replaced by a key."""
     try:
         query = read_query(query_text(view))
     except QueryFault as fault:
@@ -180,16 +182,85 @@ def checked_query(view: View) -> QuerySyntax:
             hint="if Spark reads it: CREATE SINK … FROM KAFKA CONNECTION … WITH (TRANSFORM SQL = "
             "'…'), which frazil check warns of and Spark decides",
         ) from None
-    if query.endless:
+    if query.endless and query.unkeyed:
+        raise _unkeyed(view, query.unkeyed)
+    if query.endless and not query.groups:
         at, rows = query.endless
         raise refusal(
             _place_in(view, at),
             f"{rows} of view {view.name} never end, so their rows would be replaced again and "
-            "again, and rows of a query are only appended; expected a WATERMARK, and a window or "
-            "the watermark's column among the groups",
-            hint=f"{_WINDOWS}; or group the rows of the sink's table where you read them",
+            "again, and no columns name them; expected a WATERMARK, and a window or the "
+            "watermark's column among the groups, or GROUP BY of the whole query",
+            hint=f"{_WINDOWS}; GROUP BY customer, with KEY (customer) in the sink, keeps a row of "
+            "each customer; or group the rows of the sink's table where you read them",
         )
     return query
+
+
+def _unkeyed(view: View, fault: tuple[int, str]) -> SqlError:
+    at, fact = fault
+    return refusal(
+        _place_in(view, at),
+        f"the rows of view {view.name} are replaced as their groups change, and {fact}",
+        hint="select each group as a column; a condition on groups may be a boolean column that "
+        "the sink names: WITH (DELETE COLUMN = 'name')",
+    )
+
+
+def _replaces_groups(sink: SinkStatement, view: View, query: QuerySyntax) -> bool:
+    """Whether the sink keeps a row of each group by its key. Raises where its key is not that of
+    the query's rows."""
+    key, upserts = _upsert_key(sink)
+    expected = ", ".join(names[0] for names in query.groups)
+    if not upserts:
+        if query.endless:
+            _, rows = query.endless
+            raise refusal(
+                sink.named_at.get("view_name", sink.location),
+                f"cannot append view {view.name}: {rows} never end, so their rows are replaced "
+                f"again and again; expected KEY ({expected})",
+                hint="with KEY the table has a row of each group, as of the last batch",
+            )
+        return False
+    if query.unkeyed:
+        raise _unkeyed(view, query.unkeyed)
+    if query.doubt:
+        return False
+    names = list(map(str, key.value)) if key else []
+    location = key.location if key else sink.location
+    if query.groups:
+        known = {name for group in query.groups for name in group}
+        if not (set(names) <= known and all(set(names) & set(group) for group in query.groups)):
+            given = f"KEY ({', '.join(names)})" if names else "none"
+            raise refusal(
+                location,
+                f"cannot write view {view.name}: expected KEY ({expected}), the columns of its "
+                f"GROUP BY, found {given}",
+            )
+        return True
+    if not (query.of_records or _versioned(sink)):
+        raise refusal(
+            location,
+            f"cannot write view {view.name} with KEY: its query needs Spark ({_why_spark(query)}), "
+            "and without the offsets of the records the changes of a key have no order; expected "
+            f"{', '.join(METADATA)} among its columns, or WITH (VERSION COLUMN = 'name')",
+            hint=_STRAIGHT,
+        )
+    return False
+
+
+def _versioned(sink: SinkStatement) -> bool:
+    options = (sink.options, *(table.options for table in sink.tables))
+    return any(("table", "version_column") in given for given in options)
+
+
+def _upsert_key(sink: SinkStatement) -> tuple[Option | None, bool]:
+    """The key of the sink's table, and whether rows are replaced by it."""
+    options = dict(sink.options)
+    for table in sink.tables:
+        options |= table.options
+    key, mode = options.get(("table", "key")), options.get(("table", "mode"))
+    return key, mode.value == "upsert" if mode else bool(key)
 
 
 def _place_in(view: View, at: int) -> SourceLocation | None:
@@ -209,14 +280,11 @@ _WINDOWS = (
 
 
 def _refuse_behind_spark(sink: SinkStatement, view: View, query: QuerySyntax) -> None:
-    """Rows of a query have neither Kafka's keys, nor its order, nor records to reject."""
+    """Rows of a query have neither Kafka's keys, nor records to route or reject."""
     clauses = [("ROUTE", route.location) for route in sink.routes]
     for options in (sink.options, *(table.options for table in sink.tables)):
-        mode, key = options.get(("table", "mode")), options.get(("table", "key"))
-        if mode and mode.value != "append":
-            clauses.append((f"MODE {mode.value.upper()}", mode.location))
-        elif key and not mode:
-            clauses.append(("KEY, which means MODE UPSERT,", key.location))
+        if (mode := options.get(("table", "mode"))) and mode.value == "changelog":
+            clauses.append(("MODE CHANGELOG", mode.location))
     if option := sink.options.get(("dead_letters", "table")):
         clauses.append(("DEAD LETTERS", option.location))
     if option := view.source.options.get(("route", "envelope")):
@@ -226,11 +294,20 @@ def _refuse_behind_spark(sink: SinkStatement, view: View, query: QuerySyntax) ->
         raise refusal(
             location or sink.location,
             f"cannot write view {view.name} with {words}: its query needs Spark "
-            f"({query.beyond or 'no schema declares its names'}), and what comes out of it has no "
-            "Kafka key, no order of changes and no record to route or reject",
-            hint="a view of nothing but columns and new names for them can, if it is AVRO, or JSON "
-            "with COLUMNS MAP ['id' => 'long', …]; what needs Spark is appended to one table",
+            f"({_why_spark(query)}), and what comes out of it has no Kafka key and no record to "
+            "route or reject",
+            hint=f"{_STRAIGHT}; what needs Spark goes into one table",
         )
+
+
+_STRAIGHT = (
+    "a view of nothing but columns and new names for them needs no Spark, if it is AVRO, or JSON "
+    "with COLUMNS MAP ['id' => 'long', …]"
+)
+
+
+def _why_spark(query: QuerySyntax) -> str:
+    return query.beyond or "no schema declares its names"
 
 
 def _passed(
