@@ -365,7 +365,7 @@ class Script:
     """A source of records that are known beforehand."""
 
     paced = stateful = False
-    upserts = True
+    changes, output_mode = "records", "append"
     checkpoint = ""
     columns: Mapping[str, pa.Schema] = {}
     fixed_columns: Mapping[str, pa.Schema] = {}

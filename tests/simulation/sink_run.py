@@ -379,7 +379,8 @@ class FeedRun(BatchRun):
 class Feed:
     """Reads the topic in ranges of drawn length, and writes what each table gets of them."""
 
-    paced, stateful, upserts, checkpoint = True, False, True, ""
+    paced, stateful, checkpoint = True, False, ""
+    changes, output_mode = "records", "append"
     columns: Mapping[str, Any] = {}
     required: Mapping[str, Any] = {}
     fixed_columns: Mapping[str, Any] = {}
@@ -540,6 +541,9 @@ class Stream:
 
     def foreachBatch(self, call: Callable[[Any, int], None]) -> Stream:
         self._call = call
+        return self
+
+    def outputMode(self, _: str) -> Stream:
         return self
 
     def queryName(self, _: str) -> Stream:
