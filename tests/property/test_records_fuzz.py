@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from frazil.arrow.avro_types import Datum, UnreadableDatum
+from frazil.arrow.avro_datum import Datum, UnreadableDatum
 from frazil.formats.decoder import Decoder, RecordFormat
 from frazil.kafka.record_batch import HEADERS, RawRecords, RecordBatches, RecordBatchHeader
 

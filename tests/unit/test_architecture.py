@@ -276,7 +276,7 @@ def test_only_a_few_modules_know_spark():
             ("pyspark", "py4j", "pyarrow", "numpy", "pyiceberg", "polars", "confluent_kafka"),
         ),
         # `frazil status` answers in a second, without Spark
-        ("frazil.ops.status", ("pyspark", "py4j", "pyiceberg", "pandas")),
+        ("frazil.ops.status", ("pyspark", "py4j", "pyiceberg", "pandas", "numba")),
         # Spark starts a Python process for the planner of every query
         ("frazil.kafka.range_source", ("pyarrow", "pyiceberg", "polars")),
         # Spark's worker daemon imports it before it forks: polars starts threads

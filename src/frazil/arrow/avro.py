@@ -18,14 +18,9 @@ from typing import Any
 
 import pyarrow as pa
 
+from frazil.arrow.avro_datum import Datum, UnreadableDatum
 from frazil.arrow.avro_program import AvroProgram, is_readable
-from frazil.arrow.avro_types import (
-    ColumnBuilder,
-    Datum,
-    UnreadableDatum,
-    UnsupportedSchema,
-    record_type,
-)
+from frazil.arrow.avro_types import ColumnBuilder, UnsupportedSchema, record_type
 from frazil.arrow.byte_slices import ByteSlices
 from frazil.arrow.column_program import in_order, table_of
 

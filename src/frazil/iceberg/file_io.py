@@ -20,7 +20,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.fs
 
-from frazil.arrow.avro_types import Datum, UnreadableDatum
+from frazil.arrow.avro_datum import Datum, UnreadableDatum
 from frazil.config.settings import SECRET
 from frazil.errors import (
     ConfigError,

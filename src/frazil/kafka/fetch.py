@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 
-from frazil.arrow.avro_types import UnreadableDatum
+from frazil.arrow.avro_datum import UnreadableDatum
 from frazil.errors import AccountingError, Expired, Unavailable, Undecodable
 from frazil.kafka import protocol
 from frazil.kafka.connection import DEFAULTS, FIXED, Unsupported, client_settings, supports

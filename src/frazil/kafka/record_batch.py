@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from frazil.arrow.avro_types import UnreadableDatum
+from frazil.arrow.avro_datum import UnreadableDatum
 from frazil.arrow.byte_slices import NULL, ByteSlices, joined
 from frazil.native import record_batches
 from frazil.native.record_batches import KEY, KEY_SIZE, OFFSET, STAMP, VALUE, VALUE_SIZE
