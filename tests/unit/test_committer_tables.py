@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -580,6 +581,24 @@ def test_a_batch_that_comes_once_an_interval_does_not_wait_for_the_commit_of_the
         assert stream.round() == ["db.a", INDEX]
         stream.clock.now = at + 60
     assert len(ledger(table)) == 20
+
+
+def test_a_late_commit_does_not_delay_the_batches_that_come_once_an_interval():
+    """The first batch of a run takes long: workers start."""
+    stream = Stream("db.a", paces={"db.a": CommitTrigger(interval=60)})
+    start = stream.clock.now
+
+    def hand(begun: float, staged: float) -> None:
+        stream.clock.now = start + staged
+        made = replace(stream.batch(a=1), window_start_ms=int(1000 * begun))
+        stream.committer.submit(made)
+
+    hand(begun=0, staged=50)
+    assert stream.round() == ["db.a", INDEX]
+    hand(begun=60, staged=61)
+    assert stream.round() == ["db.a", INDEX]
+    hand(begun=119, staged=120)
+    assert stream.round() == [], "it gathered for less than the interval"
 
 
 def test_enough_bytes_or_a_flush_end_the_gathering():

@@ -86,9 +86,9 @@ class CommitQueue:
         self.needs_operator: dict[str, FrazilError] = {}
         self.limits = limits
         self._trigger = trigger
-        #: table → time of its last commit; table → failures since, and the time of the next
-        #: attempt
-        self._last: dict[str, float] = {}
+        #: table → time of its last commit, and when its newest batch began to be read; table →
+        #: failures since, and the time of the next attempt
+        self._last: dict[str, tuple[float, int]] = {}
         self._failures: dict[str, tuple[int, float]] = {}
 
     def add(self, batch: StagedBatch) -> None:
@@ -103,17 +103,18 @@ class CommitQueue:
         """The tables to commit to now, most urgent first; the index, `INDEX`, comes last."""
         now = self.clock.monotonic()
         hurried = self.flushing or bool(self.over())  # at a bound, waiting would block the stream
-        waiting: dict[str, tuple[float, int]] = {}  # since when, and how many bytes
+        # since when, how many bytes, and when the newest batch began to be read
+        waiting: dict[str, tuple[float, int, int]] = {}
         for item in self.pending:
             for staged in item.batch.tables:
                 if staged.name not in item.snapshots:
-                    since, size = waiting.get(staged.name, (item.since, 0))
-                    waiting[staged.name] = since, size + staged.bytes
+                    since, size, _ = waiting.get(staged.name, (item.since, 0, 0))
+                    newest = item.batch.window_start_ms
+                    waiting[staged.name] = since, size + staged.bytes, newest
         due = []
-        for name, (since, size) in waiting.items():
+        for name, (since, size, newest) in waiting.items():
             trigger = self._trigger(name)
-            last = self._last.get(name)  # None: the first commit is due at once
-            rested = last is None or now - last >= trigger.interval
+            rested = self._rested(name, trigger.interval, now, newest)
             large = trigger.bytes is not None and size >= trigger.bytes
             if (hurried or rested or large) and self._failures.get(name, (0, 0.0))[1] <= now:
                 due.append((-trigger.priority, since, name))
@@ -122,6 +123,15 @@ class CommitQueue:
             ready = bool(self.pending) and all(name in names for name in self.pending[0].left)
             names += [INDEX] if ready else []
         return names
+
+    def _rested(self, name: str, interval: float, now: float, newest: int) -> bool:
+        """Has the interval passed since the last commit, or between the batches? A batch whose
+        records have gathered for the interval does not wait because the commit of the one before
+        came late, as that of a run's first batch does: all later ones would be as late."""
+        if name not in self._last:
+            return True  # the first commit is due at once
+        last, begun = self._last[name]
+        return now - last >= interval or newest - begun >= 1000 * interval
 
     def nap(self) -> float | None:
         """Seconds until something may be due; a new batch wakes the thread. 0: maintain."""
@@ -169,11 +179,11 @@ class CommitQueue:
         # The index waits only for the tables of the first batch.
         return hopeless[min(left)] if self.pending[0].left else hopeless.get(INDEX)
 
-    def committed(self, name: str, began: float) -> None:
-        """All that waited for the table was tried. Its interval is measured from start to start:
-        otherwise a batch that comes once per interval would wait longer each time, by the duration
-        of the previous commit."""
-        self._last[name] = began
+    def committed(self, name: str, began: float, newest: StagedBatch) -> None:
+        """All that waited for the table was tried, up to the batch `newest`. Its interval is
+        measured from start to start: otherwise a batch that comes once per interval would wait
+        longer each time, by the duration of the previous commit."""
+        self._last[name] = began, newest.window_start_ms
 
     def succeeded(self, name: str) -> None:
         self._failures.pop(name, None)

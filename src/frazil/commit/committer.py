@@ -304,7 +304,7 @@ class Committer:
 
         self._attempt(name, commit)
         if len(chosen) == len(waiting):  # else the rest is due at once
-            self.queue.committed(name, began)
+            self.queue.committed(name, began, batches[-1])
 
     def _files(self, batches: Sequence[StagedBatch], target: TableCommitter) -> list[str]:
         """The batches' manifests for a table. Iceberg would commit missing files, too, and make the
