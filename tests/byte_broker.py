@@ -35,8 +35,15 @@ def sized(data: bytes | None) -> bytes:
     return zigzag(-1) if data is None else zigzag(len(data)) + data
 
 
-def record(delta: int, value: bytes | None, key: bytes | None = None, later: int = 0) -> bytes:
-    body = b"\0" + zigzag(later) + zigzag(delta) + sized(key) + sized(value) + zigzag(0)
+def record(
+    delta: int,
+    value: bytes | None,
+    key: bytes | None = None,
+    later: int = 0,
+    headers: Sequence[tuple[bytes, bytes | None]] = (),
+) -> bytes:
+    body = b"\0" + zigzag(later) + zigzag(delta) + sized(key) + sized(value)
+    body += zigzag(len(headers)) + b"".join(sized(name) + sized(text) for name, text in headers)
     return zigzag(len(body)) + body
 
 

@@ -404,3 +404,30 @@ def test_a_broker_that_does_not_know_the_request_for_leader_epochs_is_left_to_th
     """It hangs up; the client, which knows what the broker can do, reads on."""
     broker = serve(values(0, 3), end=3)
     assert epoch_ends(broker.kafka, {HERE: 0}, {HERE: 1}, patience=10) == {HERE: 1}
+
+
+@pytest.mark.parametrize("client", [False, True])
+def test_a_schema_id_in_a_header_is_seen_without_asking_for_headers(serve: Serve, client: bool):
+    """Keys and headers of all records are made only if one may name its schema there."""
+    plain = [(b"traceparent", b"00-1"), (b"__value_schemx_id", b"1"), (b"__value", None)]
+    named = [(b"source", None), (b"__value_schema_id", b"\1")]
+
+    def headers(*records: bytes) -> list[object] | None:
+        broker = serve(batch(0, records), end=len(records))
+        at = Range(HERE, 0, len(records))
+        [chunk] = fetch(broker.kafka, at, patience=5, client=client, envelope=True)
+        assert len(chunk.open().values) == len(records)
+        assert chunk.open().headers is None
+        opened = chunk.open(schema_ids=True).headers
+        whole = chunk.open(envelope=True).headers
+        assert whole is not None
+        assert opened is None or opened.equals(whole)
+        return None if opened is None else opened.to_pylist()
+
+    assert client or headers(record(0, b"a", headers=plain), record(1, b"b")) is None
+    pairs = headers(record(0, b"a", headers=plain), record(1, b"b", headers=named))
+    assert pairs is not None
+    assert pairs[1] == [
+        {"key": "source", "value": None},
+        {"key": "__value_schema_id", "value": b"\1"},
+    ]

@@ -34,6 +34,7 @@ from frazil.formats.schema_registry import (
 )
 from frazil.native.avro import HEADER, NO_ID, schema_ids
 from frazil.native.columns import Longs
+from frazil.native.record_batches import SCHEMA_ID
 
 KINDS = ("confluent-avro", "avro", "json", "raw")
 RAW = pa.schema([pa.field("value", pa.large_binary())])
@@ -157,8 +158,6 @@ class Decoder:
         return self._registry.writer(schema_id)
 
 
-#: Header in which Confluent's serializers put the schema id if configured not to prefix the value.
-SCHEMA_ID = "__value_schema_id"
 _APART = (
     f"cannot read the value: its schema id is in the record's header {SCHEMA_ID}, which "
     "is not read; expected it before the value, where serializers put it by default"

@@ -53,17 +53,19 @@ class FetchedChunk:
     #: the leader epoch in which the span's last offset was proven; -1: not known
     leader: int = -1
 
-    def open(self, envelope: bool = False) -> RawRecords:
-        """Values, offsets, timestamps; with `envelope` keys and headers too."""
+    def open(self, envelope: bool = False, schema_ids: bool = False) -> RawRecords:
+        """Values, offsets, timestamps; with `envelope` keys and headers too, and with `schema_ids`
+        if a record may have its schema id in a header."""
         assert self.envelope or not envelope, "the envelope was not asked of `fetch`"
-        if self.opened is None or (envelope and self.opened.keys is None):
+        wanted = envelope or schema_ids
+        if self.opened is None or (wanted and self.records and self.opened.keys is None):
             assert self.records is not None
             try:
-                self.opened = self.records.open(envelope)
+                self.opened = self.records.open(envelope, schema_ids)
             except UnreadableDatum as error:
                 at = self.span.partition
                 raise Undecodable(f"cannot read {at}: {error.fact}", hint=_behind(at)) from None
-        return self.opened if envelope else self.opened._replace(keys=None, headers=None)
+        return self.opened if wanted else self.opened._replace(keys=None, headers=None)
 
     @property
     def broken(self) -> Mapping[int, str]:

@@ -80,8 +80,9 @@ class RecordBatches:
         #: opened records that lie in an unreadable batch, with the reason
         self.broken: dict[int, str] = {}
 
-    def open(self, envelope: bool = False) -> RawRecords:
-        """The wanted records; with `envelope` their keys and headers too.
+    def open(self, envelope: bool = False, schema_ids: bool = False) -> RawRecords:
+        """The wanted records; with `envelope` their keys and headers too, and with `schema_ids` if
+        one may have its schema id in a header.
 
         The records of an unreadable batch come without a value, and `broken` lists them.
         `UnreadableDatum` where it is not known which offsets of the batch have a record.
@@ -106,7 +107,7 @@ class RecordBatches:
         part = records.parts
         values = ByteSlices(data, part[VALUE], part[VALUE_SIZE])
         opened = RawRecords(values, part[OFFSET], part[STAMP])
-        if envelope:
+        if envelope or (schema_ids and records.may_name_schemas):
             opened = opened._replace(
                 keys=ByteSlices(data, part[KEY], part[KEY_SIZE]).to_arrow(),
                 headers=record_batches.headers_of(data.ctypes.data, records, HEADERS),

@@ -37,8 +37,15 @@ OFFSET, STAMP, VALUE, VALUE_SIZE, KEY, KEY_SIZE, HEADERS, HEADER_COUNT = range(P
 #: The smallest record, in bytes.
 SMALLEST = 7
 
-#: Words of the totals of all rows.
-_TOTAL_ROWS, _TOTAL_HEADERS, _TOTAL_NAMES, _TOTAL_CONTENTS = range(0, 32, 8)
+#: Words of the totals of all rows. `_TOTAL_SCHEMA_IDS`: headers named `SCHEMA_ID`, or more.
+_TOTAL_ROWS, _TOTAL_HEADERS, _TOTAL_NAMES, _TOTAL_CONTENTS, _TOTAL_SCHEMA_IDS = range(0, 40, 8)
+
+#: The header in which Confluent's serializers put a schema id, if not before the value.
+SCHEMA_ID = "__value_schema_id"
+_SCHEMA_ID_SIZE = len(SCHEMA_ID)
+_SCHEMA_ID_HEAD, _SCHEMA_ID_NEXT = (
+    int.from_bytes(SCHEMA_ID[at : at + 8].encode(), "little") for at in (0, 8)
+)
 
 
 @compiled
@@ -60,6 +67,9 @@ def _headers(at: int, end: int, count: int, batch: int, totals: int) -> int:
         if size < 0 or size > end - at:
             return _broken(batch, SHORT, size, end - at)
         names += size
+        if size == _SCHEMA_ID_SIZE and load8(at) == _SCHEMA_ID_HEAD:
+            named = load8(at + 8) == _SCHEMA_ID_NEXT
+            store8(totals + _TOTAL_SCHEMA_IDS, load8(totals + _TOTAL_SCHEMA_IDS) + named)
         size, at = varint(at + size, end)
         if at < 0:
             return _broken(batch, at, 0, 0)
@@ -224,6 +234,11 @@ class Walk(NamedTuple):
     rows: Longs  # of each batch
     facts: dict[int, str]  # broken batch → why
     totals: Longs
+
+    @property
+    def may_name_schemas(self) -> bool:
+        """May a record have its schema id in a header?"""
+        return bool(self.totals[_TOTAL_SCHEMA_IDS // 8])
 
 
 def walked(data: int, batches: Sequence[tuple[int, ...]], start: int, end: int) -> Walk:

@@ -100,16 +100,22 @@ class BatchPlan(ChunkPlan):
 
     @property
     def envelope(self) -> bool:
-        """Whether keys and headers are needed."""
-        # A header may carry the schema id instead of the prefix of the value.
-        headers = bool(self.rules and self.rules.wants_headers) or (
-            self.format.kind == "confluent-avro"
-        )
+        """Whether keys and headers of all records are needed."""
         selected = any(
             plan.selection.wants_key or plan.selection.wants_headers
             for plan in self.selects.values()
         )
-        return self.dead_letters is not None or bool(self.keyed) or headers or selected
+        return bool(self.keyed) or bool(self.rules and self.rules.wants_headers) or selected
+
+    @property
+    def schema_ids(self) -> bool:
+        """Whether a header may carry the schema id instead of the prefix of the value."""
+        return self.format.kind == "confluent-avro"
+
+    @property
+    def may_need_envelope(self) -> bool:
+        """Whether keys and headers of some records may be needed: a dead letter has its own."""
+        return self.envelope or self.schema_ids or self.dead_letters is not None
 
     @property
     def deleted_keys_plans(self) -> list[TablePlan]:
@@ -217,7 +223,11 @@ def run(
     reading = _RangeInput(plan, wanted.partition, attempt, output.clock)
     leader = -1
     chunks = fetch(
-        plan.kafka, wanted, patience=plan.patience, client=plan.client, envelope=plan.envelope
+        plan.kafka,
+        wanted,
+        patience=plan.patience,
+        client=plan.client,
+        envelope=plan.may_need_envelope,
     )
     while (chunk := reading.next_of(chunks, output.total.range.end)) is not None:
         leader = chunk.leader
@@ -240,7 +250,7 @@ class _RangeInput:
     def __init__(
         self, plan: BatchPlan, partition: Partition, attempt: int, clock: Stopwatch
     ) -> None:
-        self._envelope = plan.envelope
+        self._envelope, self._schema_ids = plan.envelope, plan.schema_ids
         self._partition = partition
         self._clock = clock
         self._fearless = attempt < FEARLESS
@@ -256,7 +266,7 @@ class _RangeInput:
         """The records of a chunk, and the outcome."""
         with self._clock("decode"):
             with _reading(self._partition, chunk.span.start):
-                opened = chunk.open(self._envelope)
+                opened = chunk.open(self._envelope, self._schema_ids)
             if chunk.broken:
                 way = self._pipeline.way(self._partition)
                 return opened, around(self._process, self._partition, opened, chunk.broken, way)
