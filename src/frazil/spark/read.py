@@ -24,6 +24,7 @@ from frazil.kafka.planner import Planner
 from frazil.kafka.range_source import FORMAT, BatchGathering, RangeDataSource, options
 from frazil.pipeline.routing import load
 from frazil.spark.datasource import RowDataSource, open_stream, options_config, spark_schema
+from frazil.spark.planning_python import planning_python
 from frazil.spark.tasks import ReadCounts, ReadCountsAccumulator, read_all
 
 #: Names under which Spark knows our sources.
@@ -40,7 +41,8 @@ def register(spark: SparkSession) -> None:
     """Register `format("frazil")` with a session. Idempotent."""
     if spark not in _sessions:
         with active(spark):  # else a name that another session has registered counts as taken
-            spark.dataSource.register(RangeDataSource)
+            with planning_python(spark.sparkContext):
+                spark.dataSource.register(RangeDataSource)
             spark.dataSource.register(RowDataSource)
         _sessions.add(spark)
 
