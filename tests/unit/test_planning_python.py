@@ -70,3 +70,10 @@ def test_where_no_program_can_be_kept_spark_starts_its_own(empty_cache: Path):
 def test_a_program_that_does_not_run_is_not_used(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(os, "chmod", lambda *_: None)  # as in a folder without execution
     assert python_of(sys.executable) == sys.executable
+
+
+def test_where_its_commands_are_missing_no_path_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert python_of(sys.executable) == sys.executable

@@ -57,14 +57,18 @@ def _script(given: str) -> str:
 
 
 def _write(path: Path, text: str) -> None:
-    """Writes the command, once it has run."""
+    """Writes the command, once it has run and kept a path."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent)
     try:
         with open(handle, "w") as file:
             file.write(text)
         os.chmod(name, 0o755)
-        subprocess.run([name, "-c", ""], check=True, timeout=60)
+        probe = {**os.environ, "PYTHONPATH": "/probe"}  # a system may lack one of its commands
+        keeps = "import sys; sys.exit('/probe' not in sys.path)"
+        subprocess.run(
+            [name, "-c", keeps], env=probe, check=True, timeout=60, stderr=subprocess.DEVNULL
+        )
         os.link(name, path)
     finally:
         os.unlink(name)
